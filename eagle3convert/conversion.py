@@ -1,0 +1,271 @@
+"""convert, plan and verify: the whole way from a drafter in one format to a proven drafter in another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from eagle3convert.byteops import run_all
+from eagle3convert.checkpoint.output import OutputFolder
+from eagle3convert.checkpoint.source import Checkpoint, open_checkpoint
+from eagle3convert.checkpoint.writer import OutputTensor, write_weights
+from eagle3convert.errors import CheckpointError, UsageError, VerificationFailed
+from eagle3convert.formats import load_format, load_format_file
+from eagle3convert.identify import choose_source
+from eagle3convert.planning import DTYPES, Plan, make_plan
+from eagle3convert.reading import Statements, parse_assumptions
+from eagle3convert.receipt import (
+    RECEIPT_FILE,
+    make_receipt,
+    read_receipt,
+    remembered,
+    restoration_for,
+    write_receipt,
+)
+from eagle3convert.schema import FormatSchema
+from eagle3convert.verification import Progress, Verification, verify_output
+from eagle3convert.verifier import VerifierFacts, from_file
+
+CONFIG_FILE = "config.json"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a caller may state beside the two formats and the folders; the command line's options, one by one."""
+
+    verifier: str | Path | None = None
+    verifier_config: str | Path | None = None
+    assume: Mapping[str, Any] | None = None
+    aux_layers: Sequence[int] | None = None
+    d2t_encoding: str | None = None
+    dtype: str | None = None
+    engine_version: str = ""
+    format_files: Sequence[str | Path] = ()
+
+    def statements(self, receipt_facts: Mapping[str, Any]) -> Statements:
+        if self.d2t_encoding not in (None, "offset", "absolute"):
+            raise UsageError(f"d2t_encoding {self.d2t_encoding!r}: say offset or absolute.")
+        assumed = dict(self.assume or {})
+        if assumed:
+            import json
+
+            assumed = parse_assumptions(tuple(f"{k}={json.dumps(v)}" for k, v in assumed.items()))
+        return Statements(
+            assumed,
+            tuple(self.aux_layers) if self.aux_layers is not None else None,
+            self.d2t_encoding,  # type: ignore[arg-type]
+            self.verifier_facts(),
+            receipt_facts,
+        )
+
+    def verifier_facts(self) -> VerifierFacts:
+        """The verifier's facts from --verifier (a name, or a folder with its config) and --verifier-config."""
+        facts = VerifierFacts()
+        if self.verifier is not None:
+            folder = Path(self.verifier)
+            if folder.is_dir():
+                facts = from_file(folder, str(self.verifier))
+            else:
+                facts = VerifierFacts(name=str(self.verifier))
+        if self.verifier_config is not None:
+            facts = facts.filled_from(from_file(Path(self.verifier_config)))
+        return facts
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished conversion: the folder, its plan, its verification report and its receipt."""
+
+    path: Path
+    plan: Plan
+    verification: Verification
+    receipt: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def find_format(name: str, files: Sequence[str | Path] = ()) -> FormatSchema:
+    """The format of that name, from the user's own files first."""
+    own = [load_format_file(Path(file)) for file in files]
+    return next((schema for schema in own if schema.name == name), None) or load_format(name)
+
+
+def plan(
+    source: str | Path, source_format: str, destination_format: str, options: Options | None = None, **stated: Any
+) -> Plan:
+    """Plan the conversion of the drafter in the folder `source`; nothing is written.
+
+    `source_format` may be "auto".  The keyword arguments are the fields of `Options`.  What stands against the
+    conversion is in the plan's `errors`; a source that cannot be read is a CheckpointError.
+    """
+    return plan_checkpoint(
+        open_checkpoint(Path(source)), source_format, destination_format, options or Options(**stated)
+    )
+
+
+def plan_checkpoint(checkpoint: Checkpoint, source_format: str, destination_format: str, options: Options) -> Plan:
+    """Plan the conversion of an open checkpoint."""
+    if options.dtype is not None and options.dtype not in DTYPES:
+        raise UsageError(f"dtype {options.dtype!r}: say one of {', '.join(DTYPES)}.")
+    receipt = read_receipt(checkpoint)
+    destination = find_format(destination_format, options.format_files)
+    if source_format == "auto":
+        schema = choose_source(checkpoint, receipt)
+    else:
+        schema = find_format(source_format, options.format_files)
+        refuse_contradiction(checkpoint, schema)
+    statements = options.statements(remembered(receipt, schema.name))
+    back = restoration_for(receipt, schema.name, destination.name)
+    return make_plan(checkpoint, schema, destination, statements, options.engine_version, options.dtype, back)
+
+
+def refuse_contradiction(checkpoint: Checkpoint, schema: FormatSchema) -> None:
+    """A stated format that a field of the config rules out is refused by that field."""
+    from eagle3convert.identify import contradiction
+
+    field = contradiction(checkpoint, schema)
+    if field is not None:
+        raise CheckpointError(
+            f"{checkpoint.path}: config.json has {field}, so this is no {schema.name} drafter. "
+            f"`eagle3convert inspect {checkpoint.path}` says which format it is; `auto` as a source format finds it."
+        )
+
+
+def convert(
+    source: str | Path,
+    out: str | Path,
+    source_format: str,
+    destination_format: str,
+    *,
+    force: bool = False,
+    max_shard_size: int | None = None,
+    progress: Progress | None = None,
+    durable: bool = True,
+    verify: bool = True,
+    **stated: Any,
+) -> Result:
+    """Convert the drafter in the folder `source` and write it, verified, to the folder `out`.
+
+    Keyword arguments beyond those named are the fields of `Options`.  `progress` is called with the number of bytes
+    written or compared since the last call.  `durable` waits for the disk.  Raises Refused with every reason, where the
+    destination would compute something else; CheckpointError, OutputError or VerificationFailed otherwise.  In every
+    such case `out` is as it was before.  `verify=False` is for measuring only: such an output says that it is unproven.
+    """
+    with open_checkpoint(Path(source)) as checkpoint:
+        planned = plan_checkpoint(checkpoint, source_format, destination_format, Options(**stated))
+        planned.demand()
+        return write_plan(
+            planned,
+            Path(out),
+            force=force,
+            max_shard_size=max_shard_size,
+            progress=progress,
+            durable=durable,
+            check=verify,
+        )
+
+
+def write_plan(
+    planned: Plan,
+    out: Path,
+    *,
+    force: bool = False,
+    max_shard_size: int | None = None,
+    progress: Progress | None = None,
+    durable: bool = True,
+    check: bool = True,
+) -> Result:
+    """Carry out a plan: write beside `out`, verify, and rename into place only what passed."""
+    checkpoint = planned.drafter.reading.checkpoint
+    folder = OutputFolder(out, force=force, durable=durable, source=checkpoint.path)
+    with folder as tmp:
+        metadata = output_metadata(planned)
+        write_weights(tmp, output_tensors(planned), metadata, max_shard_size, progress, durable=False)  # folder syncs
+        write_config(tmp, planned.output.config)
+        report = verify_output(planned, tmp, progress) if check else Verification({"all": "skipped"}, ["skipped"])
+        if check and not report.passed:
+            raise VerificationFailed(
+                f"{out}: not written, for what was written failed its verification: {' '.join(report.defects)} "
+                f"The source is untouched. This is a defect of eagle3convert or of the disk: please report it."
+            )
+        receipt = make_receipt(planned, report, datetime.now(UTC).isoformat(timespec="seconds"))
+        write_receipt(tmp, receipt)
+    return Result(out, planned, report, receipt, tuple(folder.notes))
+
+
+def write_config(folder: Path, config: Mapping[str, Any]) -> None:
+    import json
+
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def output_tensors(planned: Plan) -> list[OutputTensor]:
+    """The plan's tensors as the writer wants them: bytes of the source, or blocks made on the way."""
+    tensors = planned.drafter.reading.checkpoint.tensors
+    rows = []
+    for name, row in planned.output.tensors.items():
+        stored = tensors[row.origin] if row.origin is not None else None
+        if stored is not None and not row.ops:
+            rows.append(OutputTensor(name, row.dtype, row.shape, stored))
+            continue
+        read, dtype, shape = (
+            (stored.read, stored.dtype, stored.shape) if stored is not None else (_nothing, row.dtype, row.shape)
+        )
+        rows.append(
+            OutputTensor(
+                name, row.dtype, row.shape, None,
+                lambda ops=row.ops, read=read, dtype=dtype, shape=shape: run_all(ops, read, dtype, shape),  # type: ignore[misc]
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _nothing(start: int, length: int) -> bytes:
+    return b""
+
+
+def output_metadata(planned: Plan) -> dict[str, str]:
+    """The safetensors metadata: the source's, with the `format` that transformers insists on."""
+    back = planned.destination.restoration
+    if back is not None and back.metadata:
+        return dict(back.metadata)
+    return {"format": "pt"} | dict(planned.drafter.reading.checkpoint.metadata)
+
+
+def verify(source: str | Path, out: str | Path, progress: Progress | None = None) -> Verification:
+    """Verify an existing conversion again: `out` against the folder `source` that it was made from.
+
+    The formats and everything that was stated are taken from the receipt in `out`.
+    """
+    import json
+
+    file = Path(out) / RECEIPT_FILE
+    receipt: Any = None
+    with suppress(OSError, ValueError):
+        receipt = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(receipt, dict) or "carried" not in receipt:
+        raise CheckpointError(
+            f"{file}: there is no receipt of a conversion here, so nothing says how {out} was made. Convert again."
+        )
+    said, made = receipt["assumptions"], receipt["destination"]
+    names = {v: k for k, v in DTYPES.items()}
+    with open_checkpoint(Path(source)) as checkpoint:
+        own = read_receipt(checkpoint)
+        facts = {"verifier": receipt["verifier"], **remembered(own, receipt["source"]["format"])}
+        options = Options(
+            assume=said["assume"],
+            aux_layers=said["aux_layers"],
+            d2t_encoding=said["d2t_encoding"],
+            dtype=names.get(made["dtype"]),
+            engine_version=made["engine_version"] or "",
+        )
+        schema, destination = find_format(receipt["source"]["format"]), find_format(made["format"])
+        back = restoration_for(own, schema.name, destination.name)
+        planned = make_plan(
+            checkpoint, schema, destination, options.statements(facts), options.engine_version, options.dtype, back
+        )
+        planned.demand()
+        return verify_output(planned, Path(out), progress)

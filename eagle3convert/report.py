@@ -1,0 +1,139 @@
+"""What the command line shows: plans, results, formats, a progress bar, and defects of eagle3convert itself."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import tempfile
+import traceback
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+
+from eagle3convert.findings import Severity
+from eagle3convert.version import __version__
+
+if TYPE_CHECKING:
+    from eagle3convert.conversion import Result
+    from eagle3convert.planning import Plan
+    from eagle3convert.schema import FormatSchema
+
+BAR_FROM = 64 << 20  # bytes from which on a progress bar is worth its import
+
+
+class Progress:
+    """A progress bar on stderr over the bytes that are written and verified; silent for small drafters."""
+
+    def __init__(self, plan: Plan, hidden: bool) -> None:
+        tensors = plan.drafter.reading.checkpoint.tensors.values()
+        self.total = 2 * sum(t.nbytes for t in tensors)  # once written, once verified
+        self._hidden = hidden or self.total < BAR_FROM or not sys.stderr.isatty()
+        self._bar: Any = None
+
+    def __enter__(self) -> Self:
+        if not self._hidden:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=self.total, unit="B", unit_scale=True, desc="convert and verify", leave=False)
+        return self
+
+    def advance(self, count: int) -> None:
+        if self._bar is not None:
+            self._bar.update(count)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def print_findings(plan: Plan, notes: bool, quiet: bool) -> None:
+    """Warnings (and notes where asked for) on stderr; errors come with the refusal."""
+    wanted = {Severity.WARNING, Severity.NOTE} if notes else {Severity.WARNING}
+    for finding in plan.findings:
+        if finding.severity in wanted and not quiet:
+            click.echo(str(finding), err=True)
+    for note in plan.drafter.reading.checkpoint.notes:
+        if notes:
+            click.echo(f"note: {note}", err=True)
+
+
+def print_plan(plan: Plan, out: str) -> None:
+    for line in plan.lines():
+        click.echo(line)
+    if plan.launch:
+        click.echo(f"launch: {plan.launch_command(out)}")
+
+
+def print_result(result: Result, verbose: bool) -> None:
+    plan = result.plan
+    reading, destination = plan.drafter.reading, plan.destination
+    if verbose:
+        print_plan(plan, str(result.path))
+    checks = result.verification.checks
+    way = f"{reading.schema.name} -> {destination.schema.name}"
+    click.echo(f"{result.path}: {way}, verified: {checks['bytes']}; the way back gives the source again.")
+    if reading.vocab.encoding is not None:
+        there = destination.schema.vocab_map.encoding
+        same = "bytes unchanged" if there == reading.vocab.encoding else "recoded"
+        click.echo(f"d2t: {reading.vocab.encoding} -> {there}, {same}")
+    if destination.states is not None:
+        written = (
+            f"written as {list(destination.aux_ids)}" if destination.aux_ids is not None else "the format's default"
+        )
+        click.echo(f"aux layers: hidden_states {list(destination.states)}, {written}")
+    if destination.schema.role == "engine":
+        click.echo(f"served by {destination.schema.product} >= {destination.lowest_release}:")
+        click.echo(f"  {plan.launch_command(str(result.path))}")
+    for note in result.notes:
+        click.echo(note, err=True)
+
+
+def format_lines(schema: FormatSchema) -> list[str]:
+    """A format as text: what it spells how, what it can say, and on what evidence."""
+    aux, vocab = schema.aux_layers, schema.vocab_map
+    lines = [
+        f"{schema.name}: {schema.title}",
+        f"{schema.role}, {schema.product} {schema.releases[0]} to {schema.releases[1]}",
+        "tensors (canonical = written; also read):",
+    ]
+    for canonical, spelling in schema.spellings().items():
+        also = f"; also {', '.join(spelling.accepts)}" if spelling.accepts else ""
+        since = f" (since {spelling.accepts_since})" if spelling.accepts_since else ""
+        lines.append(f"  {canonical} = {spelling.write}{also}{since}")
+    lines += [
+        "  every other tensor under its canonical name",
+        f"d2t: {vocab.encoding}; t2d: {vocab.t2d}; with a full vocabulary: {vocab.full}",
+        f"aux layers: {', '.join(aux.keys) or 'no field'}; numbering {aux.convention}; absent means "
+        f"[{', '.join(aux.default)}] of hidden_states",
+    ]
+    for family in aux.families:
+        if family.convention:
+            since = f" since {family.convention_since}" if family.convention_since else ""
+            lines.append(f"  for {', '.join(family.model_types)}: {family.convention}{since}")
+    lines.append("features:")
+    for name, rule in schema.features.items():
+        if rule.any_value:
+            said = "any value"
+        elif rule.is_fixed:
+            said = f"only {rule.fixed}: {rule.reason}"
+        else:
+            said = f"{rule.config_key}"
+        since = f" (since {rule.since})" if rule.since else ""
+        lines.append(f"  {name}: {said}{since}")
+    return [*lines, "evidence:", *(f"  {line}" for line in (*schema.evidence, *vocab.evidence, *aux.evidence))]
+
+
+def report_defect(error: Exception) -> None:
+    """Say that eagle3convert is at fault, and keep what is needed to mend it in a file."""
+    with tempfile.NamedTemporaryFile("w", prefix="eagle3convert-defect-", suffix=".log", delete=False) as log:
+        log.write(f"eagle3convert {__version__}, Python {platform.python_version()}, {platform.platform()}\n")
+        log.write(f"arguments: {sys.argv[1:]}\n\n")
+        log.write("".join(traceback.format_exception(error)))
+    click.echo(
+        f"eagle3convert: this is a defect of eagle3convert ({type(error).__name__}: {error}). Nothing was written. "
+        f"Please report it with {log.name}.",
+        err=True,
+    )
