@@ -8,7 +8,7 @@ column blocks in ascending layer order.  Nothing here knows a format: that knowl
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
@@ -212,6 +212,20 @@ def layer_index(name: str) -> int | None:
     """The decoder layer that a canonical tensor belongs to, or None."""
     found = _LAYER_INDEX.match(name)
     return int(found[1]) if found else None
+
+
+_LAYER = re.compile(r"^(.*?layers\.\d+|.*?midlayer)\.")
+
+
+def fold_layers(names: Sequence[str]) -> list[str]:
+    """Names with three or more of one decoder layer written as `layers.0.* (10 tensors)`, the rest folded by number."""
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        found = _LAYER.match(name)
+        layers.setdefault(found[1] if found else "", []).append(name)
+    whole = {layer: members for layer, members in layers.items() if layer and len(members) >= 3}
+    rest = [name for layer, members in layers.items() if layer not in whole for name in members]
+    return [f"{layer}.* ({len(members)} tensors)" for layer, members in whole.items()] + fold_names(rest)
 
 
 _RUN = re.compile(r"(?<=\.)\d+(?=\.)")

@@ -120,7 +120,7 @@ def convert(
     from eagle3convert.checkpoint.source import open_checkpoint
     from eagle3convert.conversion import Options, plan_checkpoint, write_plan
     from eagle3convert.reading import parse_assumptions
-    from eagle3convert.report import Progress, print_findings, print_plan, print_result
+    from eagle3convert.report import conversion_bar, print_findings, print_plan, print_result
 
     stated["assume"] = parse_assumptions(stated["assume"])
     with open_checkpoint(in_) as checkpoint:
@@ -136,7 +136,7 @@ def convert(
                 print_plan(plan, str(out))
             _finish(described, report, as_json)
             return
-        with Progress(plan, hidden=quiet or as_json) as progress:
+        with conversion_bar(plan, hidden=quiet or as_json) as progress:
             result = write_plan(plan, out, force=force, max_shard_size=max_shard_size, progress=progress.advance)
         described |= {"out": str(out), "verification": result.verification.as_json(), "receipt": result.receipt}
         _finish(described, report, as_json)
@@ -167,6 +167,77 @@ def inspect(in_: Path, format_name: str, verifier: str | None, verifier_config: 
 
     found = inspect_drafter(in_, format_name, verifier=verifier, verifier_config=verifier_config)
     click.echo(json.dumps(found.as_json(), indent=2, ensure_ascii=False) if as_json else "\n".join(found.lines()))
+
+
+@main.command()
+@click.argument("in_", metavar="IN", type=click.Path(path_type=Path))
+@click.option("--for", "engine", metavar="FORMAT", help="The engine that is to serve it, such as sglang or vllm.")
+@click.option("--format", "format_name", default="auto", help="Read it as this format; found out by default.")
+@click.option(
+    "--engine-version", default="", metavar="0.5.23", help="The engine's release; the newest known by default."
+)
+@click.option(
+    "--verifier", metavar="ORG/MODEL|DIR", help="The verifier's name; a folder's config and weights are read."
+)
+@click.option("--verifier-config", type=click.Path(path_type=Path), help="The verifier's config.json.")
+@click.option("--assume", multiple=True, metavar="KEY=VALUE", help="State what the source does not say (repeatable).")
+@click.option("--select", default="", metavar="CODES", help="Only these codes, or codes that begin so: E2,W302.")
+@click.option("--ignore", default="", metavar="CODES", help="Not these codes, or codes that begin so.")
+@click.option("--no-values", is_flag=True, help="Do not scan all values of the weights.")
+@click.option("--strict", is_flag=True, help="Exit 1 for warnings, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("-v", "--verbose", is_flag=True, help="Show notes and what could not be checked.")
+def doctor(
+    in_: Path,
+    engine: str | None,
+    *,
+    select: str,
+    ignore: str,
+    no_values: bool,
+    strict: bool,
+    as_json: bool,
+    verbose: bool,
+    **stated: Any,
+) -> None:
+    """Say why the drafter in IN accepts nothing: findings, the most decisive first; exit 1 where one is an error."""
+    from eagle3convert.doctor import examine
+    from eagle3convert.doctor_report import report_lines
+    from eagle3convert.reading import parse_assumptions
+    from eagle3convert.report import Bar
+
+    stated["assume"] = parse_assumptions(stated["assume"])
+    with Bar("scan", in_, hidden=as_json or no_values) as bar:
+        found = examine(
+            in_,
+            engine,
+            values=not no_values,
+            select=_codes(select),
+            ignore=_codes(ignore),
+            advance=bar.advance,
+            **stated,
+        )
+    click.echo(found.report().model_dump_json(indent=2) if as_json else "\n".join(report_lines(found, notes=verbose)))
+    serious = ("error", "warning") if strict else ("error",)
+    if any(str(f.severity) in serious for f in found.findings):
+        sys.exit(1)
+
+
+def _codes(text: str) -> tuple[str, ...]:
+    return tuple(part.strip().upper() for part in text.split(",") if part.strip())
+
+
+@main.command()
+@click.argument("code", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def explain(code: str | None, as_json: bool) -> None:
+    """Explain a code: what it means, why it matters, how it happens, how to fix it; without CODE, list them all."""
+    from eagle3convert.explain import explanation, listing
+
+    if code is None:
+        click.echo(json.dumps(listing(), indent=2) if as_json else "\n".join(f"{c}  {t}" for c, t in listing().items()))
+    else:
+        found = explanation(code)
+        click.echo(json.dumps(found, indent=2) if as_json else found["text"])
 
 
 @main.command()

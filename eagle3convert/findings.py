@@ -15,6 +15,13 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
+class Confidence(StrEnum):
+    """How a rule knows: from what the files and the engine's source say, or by an inference from them."""
+
+    FACT = "fact"
+    INFERENCE = "inference"
+
+
 @dataclass(frozen=True)
 class Finding:
     """What one rule says: the thing first, then why it matters, then the remedy."""
@@ -25,6 +32,7 @@ class Finding:
     message: str
     remedy: str = ""
     data: dict[str, Any] = field(default_factory=dict)
+    confidence: Confidence = Confidence.FACT
 
     def __str__(self) -> str:
         return f"{self.code} {self.severity}: {self.message}" + (f" {self.remedy}" if self.remedy else "")
@@ -32,5 +40,5 @@ class Finding:
     def as_json(self) -> dict[str, Any]:
         return {
             "code": self.code, "severity": str(self.severity), "subject": self.subject, "message": self.message,
-            "remedy": self.remedy, "data": self.data,
+            "remedy": self.remedy, "confidence": str(self.confidence), "data": self.data,
         }  # fmt: skip

@@ -6,6 +6,7 @@ import platform
 import sys
 import tempfile
 import traceback
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,20 +23,20 @@ if TYPE_CHECKING:
 BAR_FROM = 64 << 20  # bytes from which on a progress bar is worth its import
 
 
-class Progress:
-    """A progress bar on stderr over the bytes that are written and verified; silent for small drafters."""
+class Bar:
+    """A progress bar on stderr over so many bytes, or over those of a folder; silent for small drafters."""
 
-    def __init__(self, plan: Plan, hidden: bool) -> None:
-        tensors = plan.drafter.reading.checkpoint.tensors.values()
-        self.total = 2 * sum(t.nbytes for t in tensors)  # once written, once verified
-        self._hidden = hidden or self.total < BAR_FROM or not sys.stderr.isatty()
+    def __init__(self, what: str, size: int | Path, hidden: bool) -> None:
+        self._what = what
+        self._total = size if isinstance(size, int) else _folder_size(size)
+        self._hidden = hidden or self._total < BAR_FROM or not sys.stderr.isatty()
         self._bar: Any = None
 
     def __enter__(self) -> Self:
         if not self._hidden:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=self.total, unit="B", unit_scale=True, desc="convert and verify", leave=False)
+            self._bar = tqdm(total=self._total, unit="B", unit_scale=True, desc=self._what, leave=False)
         return self
 
     def advance(self, count: int) -> None:
@@ -47,6 +48,20 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def conversion_bar(plan: Plan, hidden: bool) -> Bar:
+    """The bar of a conversion: every byte is written once and verified once."""
+    return Bar(
+        "convert and verify", 2 * sum(t.nbytes for t in plan.drafter.reading.checkpoint.tensors.values()), hidden
+    )
+
+
+def _folder_size(folder: Path) -> int:
+    try:
+        return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    except OSError:
+        return 0
 
 
 def print_findings(plan: Plan, notes: bool, quiet: bool) -> None:

@@ -127,6 +127,9 @@ class AuxLayers(Part):
     keys: tuple[str, ...] = Field((), description="Dotted fields read in this order; the first is written.")
     convention: str = "hidden_states"
     default: tuple[str, ...] = Field(("2", "n//2", "n-3"), description="What absence means, in hidden_states indices.")
+    absence: Literal["usual", "unusual"] = Field(
+        "unusual", description="Whether its own writer leaves the ids out where they are the default."
+    )
     fc_order: Literal["ascending", "as_listed"] = "ascending"
     count: tuple[str, ...] = Field((), description="Fields for the number of aux states; the first is written.")
     count_written: Literal["always", "unless_three", "never"] = "never"
@@ -187,6 +190,40 @@ class FeatureRule(Part):
         return "absent" in self.model_fields_set
 
 
+class FieldNeed(Part):
+    """A config field that an engine cannot do without, or cannot take as it sometimes is."""
+
+    path: str
+    when: Literal["absent", "null", "true"]
+    outcome: Literal["stops", "wrong"] = Field(description="The server does not start, or it drafts something else.")
+    reason: str
+
+
+class AlsoReads(Part):
+    """Another format's folders that an engine reads as they are, and where it reads them in its own way."""
+
+    format: str
+    absent: Mapping[str, Any] = Field(default_factory=dict, description="Feature -> what an absent field means to it.")
+    count_from: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+    needs: tuple[FieldNeed, ...] = ()
+
+
+class Reader(Part):
+    """What an engine does with a folder as it stands; only engines have one."""
+
+    unknown_tensors: Literal["dropped", "stops"] = Field(description="What happens at a tensor name it does not know.")
+    prefixes: tuple[str, ...] = Field((), description="Wrapper prefixes that it reads.")
+    skips: tuple[str, ...] = Field((), description="Unknown tensors that it passes over and that do no harm.")
+    drops_suffixes: tuple[str, ...] = Field((), description="Endings of unknown names that it drops without a word.")
+    count: tuple[str, ...] = Field((), description="Fields from which it takes the number of aux states.")
+    count_from: Mapping[str, tuple[str, ...]] = Field(
+        default_factory=dict, description="Decoder kind -> lists of ids whose length it counts where no number is."
+    )
+    needs: tuple[FieldNeed, ...] = ()
+    also_reads: tuple[AlsoReads, ...] = ()
+    evidence: tuple[str, ...] = ()
+
+
 class FormatSchema(Part):
     """One format: its releases, names, config, vocab map, aux layers and features, each with evidence."""
 
@@ -202,6 +239,7 @@ class FormatSchema(Part):
     decoders: Mapping[str, Decoder]
     tensors: Mapping[str, Spelling | str] = Field(default_factory=dict)
     wrappers: tuple[str, ...] = Field((), description="Prefixes that a wrapping module puts before every name.")
+    reader: Reader | None = None
     config: ConfigMap = ConfigMap()
     vocab_map: VocabMap = VocabMap()
     aux_layers: AuxLayers = AuxLayers()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from eagle3convert.aux_layers import possible_readings
 from eagle3convert.canonical import Origin
 from eagle3convert.conventions import default_states
-from eagle3convert.findings import Finding, Severity
+from eagle3convert.findings import Confidence, Finding, Severity
 from eagle3convert.releases import holds
 from eagle3convert.rules.base import Case, Rule, destination_of
 
@@ -70,10 +70,13 @@ class W302_AuxLayersAssumed(Rule):
             return
         places, states = ", ".join(reading.aux.default), reading.aux.states
         numbers = f"[{places}] of n layers" if states is None else f"{list(states)} (hidden_states numbering)"
+        schema, dest = reading.schema, case.destination
+        usual = schema.aux_layers.absence == "usual" and (dest is None or dest.aux_rule.default == reading.aux.default)
         yield self.finding(
             FIELD,
             f"{place(case)} is not stated; {case.source}'s default {numbers} is assumed.",
             "If the drafter was trained on other layers, state them with --aux-layers.",
+            Severity.NOTE if usual and case.examined else None,
             assumed=list(states) if states else None,
         )
 
@@ -200,6 +203,10 @@ class E306_FamilyUnknown(Rule):
     Fix: give the verifier's config.json with --verifier-config, or its folder or name with --verifier.
     """
 
+    def skip(self, case: Case) -> str | None:
+        unknown = case.examined and not case.reading.verifier.family_known
+        return "nothing states the verifier's family (--verifier-config)" if unknown else super().skip(case)
+
     def check(self, case: Case) -> Iterator[Finding]:
         reading = case.reading
         remedy = (
@@ -242,6 +249,7 @@ class W307_SuspectDefault(Rule):
     """
 
     severity = Severity.WARNING
+    confidence = Confidence.INFERENCE
 
     def check(self, case: Case) -> Iterator[Finding]:
         suspect, aux = case.reading.schema.aux_layers.suspect, case.reading.aux
@@ -281,6 +289,7 @@ class W308_FamilyNotListed(Rule):
     """
 
     severity = Severity.WARNING
+    confidence = Confidence.INFERENCE
     needs_destination = True
 
     def check(self, case: Case) -> Iterator[Finding]:
@@ -304,6 +313,7 @@ class W309_FamilyCaution(Rule):
     """
 
     severity = Severity.WARNING
+    confidence = Confidence.INFERENCE
     needs_destination = True
 
     def check(self, case: Case) -> Iterator[Finding]:
@@ -321,6 +331,10 @@ class W310_FinalStateUnchecked(Rule):
 
     severity = Severity.WARNING
     needs_destination = True
+
+    def skip(self, case: Case) -> str | None:
+        unknown = case.examined and case.reading.verifier.num_hidden_layers is None
+        return "nothing states the verifier's layer count (--verifier-config)" if unknown else super().skip(case)
 
     def check(self, case: Case) -> Iterator[Finding]:
         dest = destination_of(case)

@@ -53,7 +53,7 @@ class W502_LayerCountCopied(Rule):
             yield self.finding(
                 fact.where,
                 f"{fact.where} is {stated}, and the checkpoint holds {fact.value} decoder layer(s): the number is the "
-                f"verifier's. {fact.value} is written.",
+                f"verifier's. A conversion writes {fact.value}.",
                 "Correct the source's config.json.",
             )
 
@@ -75,7 +75,7 @@ class W503_TiedWordEmbeddings(Rule):
             yield self.finding(
                 "tie_word_embeddings",
                 f"{stated.path} is true, but the checkpoint has an lm_head of its own with {case.reading.dims.DV} "
-                f"rows; false is written.",
+                f"rows; a conversion writes false.",
                 "Correct the source's config.json.",
             )
 
@@ -131,8 +131,8 @@ class W506_DtypeField(Rule):
         if stated is not None and stored is not None and stated.value != stored and not asked:
             yield self.finding(
                 stated.path,
-                f"{stated.path} is {stated.value}, but the weights are stored in {stored}; {stored} is written and "
-                f"nothing is cast.",
+                f"{stated.path} is {stated.value}, but the weights are stored in {stored}; a conversion writes that "
+                f"and casts nothing.",
                 f"To cast them, say --dtype {stated.value}.",
             )
 

@@ -1,4 +1,4 @@
-"""E6xx: what the weights themselves look like, by samples; and E7xx: the drafter against its verifier."""
+"""E6xx: what the weights themselves look like, by samples."""
 
 from __future__ import annotations
 
@@ -126,38 +126,3 @@ class N604_MixedDtypes(Rule):
             yield self.finding(
                 "dtype", f"the weights are stored in several float dtypes: {listed}.", "--dtype casts them to one."
             )
-
-
-class W701_VerifierVocabulary(Rule):
-    """The verifier's vocabulary is not as large as the drafter's vocab_size says.
-
-    Why it matters: target ids are those of another tokenizer, or the embedding does not fit.
-    Fix: check that this is the verifier the drafter was trained for.
-    """
-
-    severity = Severity.WARNING
-
-    def check(self, case: Case) -> Iterator[Finding]:
-        mine, verifier = case.reading.dims.V, case.reading.verifier.vocab_size
-        if mine is not None and verifier is not None and mine != verifier:
-            yield self.finding(
-                "vocab_size", f"vocab_size is {mine}; the verifier's is {verifier}.",
-                "Check that this is the verifier that the drafter was trained for.",
-            )  # fmt: skip
-
-
-class W702_VerifierWidth(Rule):
-    """The verifier's hidden size is not the width of the states that fc was trained on.
-
-    Fix: check that this is the verifier the drafter was trained for, or set target_hidden_size.
-    """
-
-    severity = Severity.WARNING
-
-    def check(self, case: Case) -> Iterator[Finding]:
-        mine, verifier = case.reading.dims.T, case.reading.verifier.hidden_size
-        if mine is not None and verifier is not None and mine != verifier:
-            yield self.finding(
-                "target_hidden_size", f"fc takes states {mine} wide; the verifier's hidden_size is {verifier}.",
-                "Check that this is the verifier that the drafter was trained for.",
-            )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from eagle3convert.canonical import COMPANION_SUFFIXES, fold_names
+from eagle3convert.canonical import COMPANION_SUFFIXES, fold_layers
 from eagle3convert.findings import Finding, Severity
 from eagle3convert.reading import MLA_TENSORS
 from eagle3convert.rules.base import Case, Rule, destination_of
@@ -48,7 +48,7 @@ class E101_MissingTensor(Rule):
         ]
         if reading.feature("narrow").value and "embed_tokens.weight" not in reading.names.names:
             missing.append("embed_tokens.weight")
-        for name in fold_names([reading.found(n) for n in missing]):
+        for name in fold_layers([reading.found(n) for n in missing]):
             yield self.finding(
                 name,
                 f"{name} is missing from the checkpoint: {self._why(case, name)}",
@@ -78,7 +78,7 @@ class E102_UnexpectedTensor(Rule):
         strays = [n for n in case.reading.names.unexpected if other_method(n) is None]
         if case.reading.decoder == "mla":
             return
-        for name in fold_names(strays):
+        for name in fold_layers(strays):
             yield self.finding(
                 name,
                 f"{name} is no tensor of a {case.source} EAGLE-3 drafter of {case.reading.dims.L} decoder layer(s); "
@@ -172,7 +172,8 @@ class E105_OtherDraftMethod(Rule):
             if what is not None:
                 yield self.finding(
                     name,
-                    f"{name} is {what}; an EAGLE-3 drafter has no such tensor and no destination here runs one.",
+                    f"{name} is {what}; an EAGLE-3 drafter has no such tensor, and eagle3convert "
+                    f"converts none of that method.",
                     "Serve it with the engine that it was trained for.",
                 )
         width = case.reading.shape("layers.0.self_attn.q_proj.weight")

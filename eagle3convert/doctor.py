@@ -1,0 +1,211 @@
+"""The doctor: why a drafter accepts nothing, said before any engine starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eagle3convert.checkpoint.source import Checkpoint, open_checkpoint
+from eagle3convert.conversion import Options, find_format
+from eagle3convert.destination import Destination
+from eagle3convert.drafter import Drafter
+from eagle3convert.errors import UsageError
+from eagle3convert.findings import Finding, Severity
+from eagle3convert.identify import choose_source
+from eagle3convert.planning import Plan
+from eagle3convert.reading import Reading
+from eagle3convert.receipt import read_receipt, remembered
+from eagle3convert.rules import Case, all_rules, lint, skipped
+from eagle3convert.schema import FormatSchema
+from eagle3convert.served import ServedReading, unreadable
+from eagle3convert.values import scan
+from eagle3convert.verifier_weights import open_verifier
+from eagle3convert.vocab import to_targets
+
+if TYPE_CHECKING:
+    from eagle3convert.doctor_report import DoctorReport
+
+FIRST_ROWS = 5
+ORDER = ("E524", "E521", "E523", "E101", "E102", "E212", "E311", "E312", "E401", "E410", "E108", "E109")
+"""Codes in the order of how decisively they end a drafter; the others follow by severity."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What the doctor found, with everything that the report is made of."""
+
+    case: Case
+    findings: tuple[Finding, ...]
+    skipped: dict[str, str]
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.severity is Severity.ERROR)
+
+    @property
+    def engine(self) -> FormatSchema | None:
+        return self.case.destination.schema if self.case.destination is not None else None
+
+    def outcome(self) -> str:
+        """What the engine will do: one of the values of `DoctorReport.outcome`."""
+        if any(f.code in OTHER_METHOD for f in self.errors):
+            return "not examined"
+        if not self.errors:
+            return "draft as trained"
+        stops = any(f.data.get("outcome") == "stops" or f.code in STOPPING for f in self.errors)
+        return "fail to start" if stops else "load and accept almost nothing"
+
+    def verdict(self) -> str:
+        """The answer in one paragraph."""
+        engine, path = self.engine, self.case.reading.checkpoint.path
+        because = "; ".join(f.message.rstrip(".") for f in self.errors[:3])
+        more = f" (and {len(self.errors) - 3} more)" if len(self.errors) > 3 else ""
+        if engine is None or self.case.destination is None:
+            if not self.errors:
+                return f"{path}: nothing is wrong with this {self.case.source} drafter that its files can show."
+            return f"{path}: this {self.case.source} drafter is unsound, because {because}{more}."
+        if self.outcome() == "not examined":
+            return (
+                f"{path}: this is no EAGLE-3 drafter that eagle3convert knows; not examined, because {because}{more}."
+            )
+        served = f"Served by {engine.product} {self.case.destination.version} as it stands"
+        head = f"{served}, this drafter will {self.outcome()}"
+        if self.errors:
+            return f"{head}, because {because}{more}."
+        warnings = sum(f.severity is Severity.WARNING for f in self.findings)
+        return f"{head}, as far as its files can show{f'; {warnings} warning(s) follow' if warnings else ''}."
+
+    def mend(self) -> str | None:
+        """The command that makes a folder which the engine serves as trained, or None where nothing would."""
+        dest = self.case.destination
+        if dest is None or not self.findings:
+            return None
+        path, source = self.case.reading.checkpoint.path, self.case.reading.schema.name
+        codes = {f.code for f in Plan(self.case.drafter, dest).errors}
+        if codes - {"E306"} or not any(f.code in MENDED for f in self.errors):
+            return None
+        verifier = " --verifier-config VERIFIER/config.json" if codes else ""
+        return f"eagle3convert {source} {dest.schema.name} {path} {path}-{dest.schema.name}{verifier}"
+
+    def served_by(self) -> list[str]:
+        """The other engines that could serve this drafter as it was trained, where this one cannot."""
+        dest = self.case.destination
+        if dest is None or self.mend() is not None or not self.errors:
+            return []
+        return Plan(self.case.drafter, dest).served_by()
+
+    # --- what the engine will see -------------------------------------------------------------------------------------
+
+    def aux_table(self) -> list[dict[str, Any]]:
+        """fc block -> the state it was trained on and the one that the engine feeds it, in hidden_states numbering."""
+        served = self.case.served
+        trained = self.case.reading.aux.ascending
+        if served is None or trained is None:
+            return []
+        fed = served.aux.ascending or ()
+        rows = max(len(trained), len(fed))
+        return [
+            {
+                "fc_block": i,
+                "trained": trained[i] if i < len(trained) else None,
+                "served": fed[i] if i < len(fed) else None,
+            }
+            for i in range(rows)
+        ]
+
+    def map_table(self) -> list[dict[str, Any]]:
+        """The first rows of draft id -> target id, as trained and as the engine reads them."""
+        vocab, engine = self.case.reading.vocab, self.engine
+        if vocab.values is None or vocab.targets is None or engine is None:
+            return []
+        read = to_targets(vocab.values[:FIRST_ROWS], engine.vocab_map.encoding)
+        return [{"draft_id": i, "trained": vocab.targets[i], "served": t} for i, t in enumerate(read)]
+
+    def report(self) -> DoctorReport:
+        """The report as its Pydantic model, which `--json` prints."""
+        from eagle3convert.doctor_report import report_of
+
+        return report_of(self)
+
+
+STOPPING = frozenset({"E104", "E301", "E207", "E507", "E103"})
+"""Errors at which every engine stops at start: shapes that do not fit."""
+OTHER_METHOD = frozenset({"E105", "E106", "E510"})
+"""Errors of drafters that draft in another way; an engine may well serve them."""
+MENDED = frozenset({
+    "E108", "E109", "E212", "E311", "E312", "E410", "E521", "E522", "E523", "E524",
+})  # fmt: skip
+"""Errors of a folder as it stands that a conversion mends."""
+
+
+def examine(
+    folder: str | Path,
+    engine: str | None = None,
+    *,
+    format_name: str = "auto",
+    engine_version: str = "",
+    values: bool = True,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    advance: Callable[[int], None] | None = None,
+    **stated: Any,
+) -> Examination:
+    """Examine the drafter in a folder, for an engine's format where `engine` names one.
+
+    `values` scans every element of the weights.  `select` and `ignore` are codes or beginnings of codes.  Keyword
+    arguments beyond these are the fields of `eagle3convert.Options`.
+    """
+    options = Options(engine_version=engine_version, **stated)
+    with open_checkpoint(Path(folder)) as checkpoint:
+        case = make_case(checkpoint, engine, format_name, options, values, advance)
+        chosen = _chosen(lint(case), select, ignore)
+        found = Examination(case, tuple(sorted(chosen, key=_decisive)), skipped(case))
+        found.report()  # everything that reads the files, while they are open
+        return found
+
+
+def make_case(
+    checkpoint: Checkpoint,
+    engine: str | None,
+    format_name: str,
+    options: Options,
+    values: bool,
+    advance: Callable[[int], None] | None,
+) -> Case:
+    """The case of a checkpoint: as its own format reads it, and as the engine would take it."""
+    receipt = read_receipt(checkpoint)
+    schema = choose_source(checkpoint, receipt) if format_name == "auto" else find_format(format_name)
+    drafter = Drafter(Reading(checkpoint, schema, options.statements(remembered(receipt, schema.name))))
+    destination, served = None, None
+    if engine is not None:
+        wanted = find_format(engine, options.format_files)
+        if wanted.role != "engine":
+            raise UsageError(
+                f"--for {engine}: {wanted.product} trains drafters and does not serve them; name an engine."
+            )
+        destination = Destination(drafter, wanted, options.engine_version)
+        if unreadable(wanted, checkpoint, schema.name) is None:
+            served = ServedReading(checkpoint, wanted, schema.name, destination.version, drafter.reading.verifier)
+    stats = scan(checkpoint.tensors.values(), advance) if values else None
+    folder = Path(options.verifier) if options.verifier is not None else None
+    weights = open_verifier(folder) if folder is not None and folder.is_dir() else None
+    return Case(drafter, destination, served, stats, weights, examined=True)
+
+
+def _chosen(found: Sequence[Finding], select: Sequence[str], ignore: Sequence[str]) -> list[Finding]:
+    known = tuple(rule.code() for rule in all_rules())
+    for prefix in (*select, *ignore):
+        if not any(code.startswith(prefix) for code in known):
+            raise UsageError(f"{prefix}: no code begins so. `eagle3convert explain` lists them.")
+    return [
+        f
+        for f in found
+        if (not select or f.code.startswith(tuple(select))) and not (ignore and f.code.startswith(tuple(ignore)))
+    ]
+
+
+def _decisive(finding: Finding) -> tuple[int, int]:
+    severity = [Severity.ERROR, Severity.WARNING, Severity.NOTE].index(finding.severity)
+    return severity, ORDER.index(finding.code) if finding.code in ORDER else len(ORDER)

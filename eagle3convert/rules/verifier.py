@@ -1,0 +1,108 @@
+"""7xx: the drafter against its verifier's config and, where they are there, its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from eagle3convert.checkpoint.compare import first_difference
+from eagle3convert.findings import Confidence, Finding, Severity
+from eagle3convert.rules.base import Case, Rule
+
+
+class W701_VerifierVocabulary(Rule):
+    """The verifier's vocabulary is not as large as the drafter's vocab_size says.
+
+    Why it matters: target ids are those of another tokenizer, or the embedding does not fit.
+    Fix: check that this is the verifier the drafter was trained for.
+    """
+
+    severity = Severity.WARNING
+
+    def check(self, case: Case) -> Iterator[Finding]:
+        mine, verifier = case.reading.dims.V, case.reading.verifier.vocab_size
+        if mine is not None and verifier is not None and mine != verifier:
+            yield self.finding(
+                "vocab_size",
+                f"vocab_size is {mine}; the verifier's is {verifier}.",
+                "Check that this is the verifier that the drafter was trained for.",
+            )
+
+
+class W702_VerifierWidth(Rule):
+    """The verifier's hidden size is not the width of the states that fc was trained on.
+
+    Fix: check that this is the verifier the drafter was trained for, or set target_hidden_size.
+    """
+
+    severity = Severity.WARNING
+
+    def check(self, case: Case) -> Iterator[Finding]:
+        mine, verifier = case.reading.dims.T, case.reading.verifier.hidden_size
+        if mine is not None and verifier is not None and mine != verifier:
+            yield self.finding(
+                "target_hidden_size",
+                f"fc takes states {mine} wide; the verifier's hidden_size is {verifier}.",
+                "Check that this is the verifier that the drafter was trained for.",
+            )
+
+
+class WeightsRule(Rule):
+    """A rule that compares weights with the verifier's."""
+
+    def skip(self, case: Case) -> str | None:
+        return "--verifier names no folder with weights" if case.weights_of_verifier is None else super().skip(case)
+
+
+class W703_EmbeddingDiffers(WeightsRule):
+    """The drafter's embed_tokens is not the verifier's.
+
+    Why it matters: SGLang always uses the verifier's embedding where the widths agree; vLLM uses the drafter's own.
+    How it happens: the embedding was trained, or another verifier is named.
+    Fix: nothing where it was trained and the drafter is for vLLM.
+    Reference: vllm-project/vllm#28549.
+    """
+
+    severity = Severity.WARNING
+
+    def check(self, case: Case) -> Iterator[Finding]:
+        mine = case.reading.tensor("embed_tokens.weight")
+        theirs = case.weights_of_verifier.embedding if case.weights_of_verifier is not None else None
+        if mine is None or theirs is None or (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
+            return
+        at = first_difference(mine, theirs)
+        if at is not None:
+            row = at // (mine.nbytes // mine.shape[0])
+            yield self.finding(
+                mine.name,
+                f"{mine.name} differs from the verifier's {theirs.name} from row {row} on; SGLang uses the verifier's.",
+                "If it was trained, serve the drafter with vLLM; otherwise check the verifier.",
+            )
+
+
+class N704_HeadNotOfVerifier(WeightsRule):
+    """Rows of lm_head are not the verifier's rows of their target ids.
+
+    What it means: speculators >= 0.5 freezes the head at lm_head[t2d] of the verifier, so there it is a sign of a wrong
+    vocab map or verifier; other trainers train the head.
+    """
+
+    severity = Severity.NOTE
+    confidence = Confidence.INFERENCE
+
+    def check(self, case: Case) -> Iterator[Finding]:
+        mine, targets = case.reading.tensor("lm_head.weight"), case.drafter.targets
+        theirs = case.weights_of_verifier.head if case.weights_of_verifier is not None else None
+        if mine is None or theirs is None or targets is None or mine.dtype != theirs.dtype or len(mine.shape) != 2:
+            return
+        if mine.shape[1:] != theirs.shape[1:] or mine.shape[0] != len(targets) or max(targets) >= theirs.shape[0]:
+            return
+        width, step = mine.nbytes // mine.shape[0], max(1, mine.shape[0] // 64)
+        asked = range(0, mine.shape[0], step)
+        other = [i for i in asked if mine.read(i * width, width) != theirs.read(targets[i] * width, width)]
+        if other:
+            yield self.finding(
+                mine.name,
+                f"{mine.name}: {len(other)} of {len(asked)} sampled rows are not the verifier's rows of their target "
+                f"ids; row {other[0]} stands for target id {targets[other[0]]}.",
+                "Where the trainer freezes the head (speculators >= 0.5), the vocab map or the verifier is another.",
+            )
