@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from eagle3convert.canonical import Origin
 from eagle3convert.conventions import CONVENTIONS, Convention, Ids, default_states
@@ -111,6 +111,11 @@ class AuxReading:
         return tuple(sorted(self.states)) if self.states is not None else None
 
     @property
+    def trained(self) -> Ids | None:
+        """The states in the order of fc's blocks, as it was trained."""
+        return self.states if self.permutation else self.ascending
+
+    @property
     def permutation(self) -> tuple[int, ...]:
         """For each fc block in ascending order, its place in the source; empty where fc is ascending already."""
         if self.states is None or self.fc_order == "ascending":
@@ -122,20 +127,26 @@ class AuxReading:
 def read_aux_layers(
     schema: FormatSchema,
     verifier: VerifierFacts,
-    ids: Sequence[int] | None,
+    ids: Any,
     stated: Ids | None,
     fc_order: str,
+    release: str = "",
 ) -> AuxReading:
-    """Read a list of ids (None: absent) under the format's convention for this verifier; `stated` overrides it."""
+    """Read a list of ids (None: absent) under the format's convention for this verifier; `stated` overrides it.
+
+    `release` is the reader's, the newest known by default.
+    """
     family, n = family_of(schema, verifier), verifier.num_hidden_layers
-    rule = rule_at(schema, family, schema.releases[1])
-    raw = tuple(ids) if ids is not None else None
+    rule = rule_at(schema, family, release or schema.releases[1])
+    raw = tuple(ids) if isinstance(ids, list) else None
 
     def result(states: Ids | None, origin: Origin, candidates: tuple[Ids, ...] = ()) -> AuxReading:
         return AuxReading(raw, states, origin, fc_order, rule.default, rule.convention.name, family, candidates)
 
     if stated is not None:
         return result(stated, Origin.ASSUMED)
+    if raw is None and ids is not None:
+        return result(None, Origin.UNKNOWN)
     if raw is None:
         return result(default_states(rule.default, n) if n is not None else None, Origin.DEFAULT)
     if any(not isinstance(i, int) or isinstance(i, bool) for i in raw):

@@ -10,7 +10,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from eagle3convert.checkpoint.stored import DTYPE_BYTES
 from eagle3convert.vocab import INTEGER_CODES, Encoding, from_targets, mask_of, to_targets
@@ -90,8 +90,7 @@ class Cast:
     @property
     def exact(self) -> bool:
         """Whether every value survives: a wider type that keeps exponent and mantissa."""
-        widening = {("BF16", "F32"), ("F16", "F32"), ("BF16", "F64"), ("F16", "F64"), ("F32", "F64")}
-        return self.source == self.target or (self.source, self.target) in widening
+        return self.source == self.target or (self.source, self.target) in _WIDENING
 
     def inverse(self) -> Cast:
         return Cast(self.target, self.source)
@@ -102,10 +101,41 @@ class Cast:
 
         kinds = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
         with np.errstate(over="ignore", invalid="ignore"):  # a value too large becomes inf, as in torch
-            return np.frombuffer(data, dtype=kinds[self.source]).astype(kinds[self.target]).tobytes()
+            cast = np.frombuffer(data, dtype=kinds[self.source]).astype(kinds[self.target])
+        _keep_nans(data, cast.view(_BITS[self.target][0]), _BITS[self.source], _BITS[self.target])
+        return cast.tobytes()
 
     def __str__(self) -> str:
         return f"{FLOAT_NAMES[self.source]} -> {FLOAT_NAMES[self.target]}"
+
+
+# dtype -> (its bits, mask of the exponent, number of mantissa bits)
+_BITS = {
+    "BF16": ("<u2", 0x7F80, 7), "F16": ("<u2", 0x7C00, 10), "F32": ("<u4", 0x7F800000, 23),
+    "F64": ("<u8", 0x7FF0000000000000, 52),
+}  # fmt: skip
+_WIDENING = {("BF16", "F32"), ("F16", "F32"), ("BF16", "F64"), ("F16", "F64"), ("F32", "F64")}
+
+
+def _keep_nans(data: bytes, cast: Any, old: tuple[str, int, int], new: tuple[str, int, int]) -> None:
+    """Give every NaN the sign and the leading mantissa bits that it had, which processors change when they cast.
+
+    A NaN then comes back bit for bit from a wider type; one whose leading bits were all zero stays a NaN all the same.
+    """
+    import numpy as np
+
+    kind, exponent, mantissa = old
+    bits = np.frombuffer(data, kind)
+    nan = (bits & ((1 << (8 * bits.itemsize - 1)) - 1)) > exponent
+    if not nan.any():
+        return
+    wide = bits[nan].astype(np.uint64)
+    fraction = wide & ((1 << mantissa) - 1)
+    shift = new[2] - mantissa
+    fraction = fraction << shift if shift >= 0 else fraction >> -shift
+    fraction = np.where(fraction == 0, 1, fraction)
+    sign = (wide >> (8 * bits.itemsize - 1)) << (8 * cast.itemsize - 1)
+    cast[nan] = (sign | new[1] | fraction).astype(cast.dtype)
 
 
 @dataclass(frozen=True, slots=True)

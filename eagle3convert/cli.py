@@ -6,7 +6,9 @@ Results go to stdout, progress and warnings to stderr.  Exit codes: 0 done, 1 re
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -181,6 +183,8 @@ def inspect(in_: Path, format_name: str, verifier: str | None, verifier_config: 
 )
 @click.option("--verifier-config", type=click.Path(path_type=Path), help="The verifier's config.json.")
 @click.option("--assume", multiple=True, metavar="KEY=VALUE", help="State what the source does not say (repeatable).")
+@click.option("--aux-layers", type=Layers(), metavar="2,16,29", help="State the aux layers, as hidden_states indices.")
+@click.option("--d2t-encoding", type=click.Choice(["offset", "absolute"]), help="State how d2t is encoded.")
 @click.option("--select", default="", metavar="CODES", help="Only these codes, or codes that begin so: E2,W302.")
 @click.option("--ignore", default="", metavar="CODES", help="Not these codes, or codes that begin so.")
 @click.option("--no-values", is_flag=True, help="Do not scan all values of the weights.")
@@ -317,6 +321,8 @@ def demo(directory: Path | None) -> None:
 
 def run() -> None:
     """The console script: every error becomes a sentence and an exit code, never a traceback."""
+    gc.set_threshold(50_000)  # collecting among modules that are just being made costs a tenth of the start
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for plugins costs as much as one bare Python
     try:
         code = main(standalone_mode=False)
     except click.exceptions.Exit as stop:

@@ -105,7 +105,7 @@ def read_rope(block: Mapping[str, Any]) -> tuple[Rope | None, list[str]]:
         wrong = [
             f"{key} is {legacy[key]!r} in the transformers 4 spelling and {modern[key]!r} in rope_parameters"
             for key in legacy
-            if key in modern and modern[key] != legacy[key] and key != "rope_type"
+            if key in modern and modern[key] != legacy[key]
         ]
     if block.get("partial_rotary_factor") is not None:
         found.setdefault("partial_rotary_factor", block["partial_rotary_factor"])

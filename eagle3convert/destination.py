@@ -10,7 +10,7 @@ from typing import Any
 from eagle3convert.aux_layers import AuxRule, bounds_of, family_of, lowest_release, rule_at
 from eagle3convert.byteops import FLOAT_NAMES, Derive
 from eagle3convert.canonical import FEATURES, VOCAB_TENSORS
-from eagle3convert.config_transforms import AmendConfig, MapConfig, decoded_fields
+from eagle3convert.config_transforms import AmendConfig, Composite, MapConfig, decoded_fields
 from eagle3convert.conventions import Ids
 from eagle3convert.drafter import Drafter
 from eagle3convert.fields import ConfigSpelling
@@ -42,6 +42,7 @@ class Restoration:
     vocab_tensors: Mapping[str, str]  # d2t, t2d -> dtype, those that were there
     permutation: tuple[int, ...]
     metadata: Mapping[str, str]
+    stated: Mapping[str, Any]  # what the user stated of the source then: assume, aux_layers, d2t_encoding
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class Destination:
 
     @cached_property
     def aux_rule(self) -> AuxRule:
-        return rule_at(self.schema, self.family, self.version)
+        """The rule that the output is written by, that of the newest release: an older one is refused by its number."""
+        return rule_at(self.schema, self.family, self.schema.releases[1])
 
     @property
     def states(self) -> Ids | None:
@@ -81,7 +83,8 @@ class Destination:
         """The ids to write; None where the list is the default one, cannot be said, or is not known."""
         if self.states is None or not self.schema.aux_layers.keys:
             return None
-        return self.aux_rule.convention.encode(self.states, self.layers)
+        ids, least = self.aux_rule.convention.encode(self.states, self.layers), self.schema.aux_layers.min_id
+        return None if ids is not None and least is not None and min(ids, default=least) < least else ids
 
     @cached_property
     def aux_release(self) -> str | None:
@@ -108,6 +111,9 @@ class Destination:
         for name in self.drafter.table:
             if name in reading.names.names and (since := self.spelling.since(name, self.spelling.written(name))):
                 yield name, since
+        count, count_since = reading.dims.A, self.schema.aux_layers.count_since
+        if count is not None and count != 3 and count_since is not None:
+            yield f"{count} aux layers", count_since
         if self.aux_release is not None and self.aux_release != self.schema.releases[0]:
             yield f"aux layers {list(self.states or ())}", self.aux_release
 
@@ -154,13 +160,11 @@ class Destination:
     def encode(self) -> tuple[Transform, ...]:
         """The steps from canonical form to this format's spelling."""
         drafter, steps = self.drafter, list[Transform]()
-        fields = dict(drafter.fields)
-        if casts := self.casts:
-            steps.append(CastTensors(casts))
-            wanted = FLOAT_NAMES[self.dtype or casts[0][2]]
-            if fields.get("dtype") != wanted:
-                steps.append(AmendConfig((("dtype", fields.get("dtype"), wanted),)))
-                fields["dtype"] = wanted
+        if self.casts:
+            steps.append(CastTensors(self.casts))
+            before, wanted = drafter.fields.get("dtype"), FLOAT_NAMES[self.dtype or self.casts[0][2]]
+            if before != wanted:
+                steps.append(AmendConfig((("dtype", before, wanted),)))
         dropped, derived = self.vocab_changes()
         if dropped:
             steps.append(DropTensors(self._derivations(dropped)))
@@ -168,12 +172,11 @@ class Destination:
             steps.append(DeriveTensors(self._derivations(derived)))
         if self.aux_ids is not None:
             steps.append(RemapAuxLayers("hidden_states", self.aux_rule.convention.name, self.layers))
-            fields["aux_layers"] = self.aux_ids
         back = self.restoration
         if back is not None and back.permutation:
             steps.append(PermuteFcBlocks(back.permutation).inverse())
-        steps.append(self._map_config(fields))
         encoding = back.vocab_encoding if back is not None and back.vocab_encoding else self.schema.vocab_map.encoding
+        steps.append(self._map_config(Composite(tuple(steps)).apply(drafter.canonical_state).config))
         held = [n for n in (*drafter.canonical_state.tensors, *derived) if n not in dropped]
         if "d2t" in held:
             steps.append(RecodeVocabMap("absolute", encoding))
@@ -195,7 +198,7 @@ class Destination:
             wanted = dict.fromkeys(rows, self.dtype)
         return tuple((n, r.dtype, wanted[n]) for n, r in rows.items() if wanted.get(n, r.dtype) != r.dtype)
 
-    def _map_config(self, fields: dict[str, Any]) -> MapConfig:
+    def _map_config(self, fields: Mapping[str, Any]) -> MapConfig:
         spelling, kind = ConfigSpelling(self.schema), self.drafter.reading.decoder
         patch = self.restoration.config_patch if self.restoration is not None else ()
         written = decoded_fields(spelling, patched(spelling.encode(fields, kind), list(patch)))

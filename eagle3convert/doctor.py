@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,12 +39,14 @@ class Examination:
     """What the doctor found, with everything that the report is made of."""
 
     case: Case
-    findings: tuple[Finding, ...]
+    everything: tuple[Finding, ...]  # all of them: the verdict does not depend on what is listed
+    findings: tuple[Finding, ...]  # those that were selected and not ignored
     skipped: dict[str, str]
+    options: Options
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        return tuple(f for f in self.findings if f.severity is Severity.ERROR)
+        return tuple(f for f in self.everything if f.severity is Severity.ERROR)
 
     @property
     def engine(self) -> FormatSchema | None:
@@ -50,7 +54,7 @@ class Examination:
 
     def outcome(self) -> str:
         """What the engine will do: one of the values of `DoctorReport.outcome`."""
-        if any(f.code in OTHER_METHOD for f in self.errors):
+        if any(f.code in UNTOLD for f in self.errors):
             return "not examined"
         if not self.errors:
             return "draft as trained"
@@ -67,27 +71,36 @@ class Examination:
                 return f"{path}: nothing is wrong with this {self.case.source} drafter that its files can show."
             return f"{path}: this {self.case.source} drafter is unsound, because {because}{more}."
         if self.outcome() == "not examined":
-            return (
-                f"{path}: this is no EAGLE-3 drafter that eagle3convert knows; not examined, because {because}{more}."
-            )
+            return f"{path}: how {engine.product} would serve this drafter cannot be told, because {because}{more}."
         served = f"Served by {engine.product} {self.case.destination.version} as it stands"
         head = f"{served}, this drafter will {self.outcome()}"
         if self.errors:
             return f"{head}, because {because}{more}."
-        warnings = sum(f.severity is Severity.WARNING for f in self.findings)
+        warnings = sum(f.severity is Severity.WARNING for f in self.everything)
         return f"{head}, as far as its files can show{f'; {warnings} warning(s) follow' if warnings else ''}."
 
     def mend(self) -> str | None:
         """The command that makes a folder which the engine serves as trained, or None where nothing would."""
         dest = self.case.destination
-        if dest is None or not self.findings:
+        if dest is None or not self.everything:
             return None
         path, source = self.case.reading.checkpoint.path, self.case.reading.schema.name
         codes = {f.code for f in Plan(self.case.drafter, dest).errors}
         if codes - {"E306"} or not any(f.code in MENDED for f in self.errors):
             return None
-        verifier = " --verifier-config VERIFIER/config.json" if codes else ""
-        return f"eagle3convert {source} {dest.schema.name} {path} {path}-{dest.schema.name}{verifier}"
+        words = ["eagle3convert", source, dest.schema.name, str(path), f"{path}-{dest.schema.name}"]
+        stated = {
+            "--verifier": self.options.verifier,
+            "--verifier-config": self.options.verifier_config,
+            "--d2t-encoding": self.options.d2t_encoding,
+        }
+        if self.options.aux_layers is not None:
+            stated["--aux-layers"] = ",".join(map(str, self.options.aux_layers))
+        words += [word for flag, value in stated.items() if value is not None for word in (flag, str(value))]
+        words += [
+            w for key, value in (self.options.assume or {}).items() for w in ("--assume", f"{key}={json.dumps(value)}")
+        ]
+        return shlex.join(words) + (" --verifier-config VERIFIER/config.json" if codes else "")
 
     def served_by(self) -> list[str]:
         """The other engines that could serve this drafter as it was trained, where this one cannot."""
@@ -101,7 +114,7 @@ class Examination:
     def aux_table(self) -> list[dict[str, Any]]:
         """fc block -> the state it was trained on and the one that the engine feeds it, in hidden_states numbering."""
         served = self.case.served
-        trained = self.case.reading.aux.ascending
+        trained = self.case.reading.aux.trained
         if served is None or trained is None:
             return []
         fed = served.aux.ascending or ()
@@ -130,10 +143,10 @@ class Examination:
         return report_of(self)
 
 
-STOPPING = frozenset({"E104", "E301", "E207", "E507", "E103"})
+STOPPING = frozenset({"E104", "E301", "E207", "E507", "E501"})
 """Errors at which every engine stops at start: shapes that do not fit."""
-OTHER_METHOD = frozenset({"E105", "E106", "E510"})
-"""Errors of drafters that draft in another way; an engine may well serve them."""
+UNTOLD = frozenset({"E105", "E106", "E510", "E402", "E209", "E406"})
+"""Errors after which nothing can be said of how an engine would serve the drafter: another method, a fact not known."""
 MENDED = frozenset({
     "E108", "E109", "E212", "E311", "E312", "E410", "E521", "E522", "E523", "E524",
 })  # fmt: skip
@@ -160,8 +173,8 @@ def examine(
     options = Options(engine_version=engine_version, **stated)
     with open_checkpoint(Path(folder)) as checkpoint:
         case = make_case(checkpoint, engine, format_name, options, values, advance)
-        chosen = _chosen(lint(case), select, ignore)
-        found = Examination(case, tuple(sorted(chosen, key=_decisive)), skipped(case))
+        everything = tuple(sorted(lint(case), key=_decisive))
+        found = Examination(case, everything, _chosen(everything, select, ignore), skipped(case), options)
         found.report()  # everything that reads the files, while they are open
         return found
 
@@ -194,16 +207,16 @@ def make_case(
     return Case(drafter, destination, served, stats, weights, examined=True)
 
 
-def _chosen(found: Sequence[Finding], select: Sequence[str], ignore: Sequence[str]) -> list[Finding]:
+def _chosen(found: Sequence[Finding], select: Sequence[str], ignore: Sequence[str]) -> tuple[Finding, ...]:
     known = tuple(rule.code() for rule in all_rules())
     for prefix in (*select, *ignore):
         if not any(code.startswith(prefix) for code in known):
             raise UsageError(f"{prefix}: no code begins so. `eagle3convert explain` lists them.")
-    return [
+    return tuple(
         f
         for f in found
         if (not select or f.code.startswith(tuple(select))) and not (ignore and f.code.startswith(tuple(ignore)))
-    ]
+    )
 
 
 def _decisive(finding: Finding) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from eagle3convert.byteops import FLOAT_NAMES
-from eagle3convert.canonical import DECODER_FIELDS, FEATURES, VOCAB_TENSORS, TensorSpec, concrete_table
+from eagle3convert.canonical import DECODER_FIELDS, FEATURES, TensorSpec, concrete_table
 from eagle3convert.config_transforms import AmendConfig, MapConfig, decoded_fields
 from eagle3convert.conventions import DEFAULT_THETA
 from eagle3convert.fields import ConfigSpelling
@@ -141,17 +141,15 @@ class Drafter:
             steps.append(RecodeVocabMap(reading.vocab.encoding, "absolute"))
         steps.append(MapConfig(reading.schema, self.source_decoder, "decode", self.config_patch))
         if reading.aux.ids is not None and reading.aux.states is not None and reading.statements.aux_layers is None:
-            steps.append(RemapAuxLayers(self.aux_convention, "hidden_states", reading.verifier.num_hidden_layers))
+            n = reading.verifier.num_hidden_layers
+            known = (reading.aux.convention, reading.aux.ids)
+            steps.append(RemapAuxLayers(reading.aux.convention, "hidden_states", n, known))
         if self.permutation:
             steps.append(PermuteFcBlocks(self.permutation))
         amended = self._amendments(steps)
         if amended:
             steps.append(AmendConfig(amended))
         return tuple(steps)
-
-    @property
-    def aux_convention(self) -> str:
-        return self.reading.aux.convention
 
     def _amendments(self, steps: list[Transform]) -> tuple[tuple[str, Any, Any], ...]:
         """What the steps so far leave different from the canonical fields."""
@@ -172,8 +170,3 @@ class Drafter:
         for step in self.decode:
             state = step.apply(state)
         return state
-
-
-def vocab_present(drafter: Drafter) -> tuple[str, ...]:
-    """Which of d2t and t2d the source holds."""
-    return tuple(name for name in VOCAB_TENSORS if name in drafter.reading.names.names)

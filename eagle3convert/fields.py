@@ -163,6 +163,9 @@ class ConfigSpelling:
             wanted = fields.get(name) is not None and places[name]
             if wanted and not (name == "target_hidden_size" and not fields.get("narrow")):
                 put(config, places[name][0], fields[name])
+        for name, unknown in self.schema.config.required.items():
+            if fields.get(name) is None:
+                put(config, places[name][0], None if unknown == "null" else [])
         rule = self.schema.features["shared_lm_head"]
         if fields.get("shared_lm_head"):
             for path in rule.nulls:

@@ -49,7 +49,10 @@ def load_format_file(path: Path) -> FormatSchema:
     lender = schema.aux_layers.families_of
     if lender is None:
         return schema
-    aux = schema.aux_layers.model_copy(update={"families": load_format(lender).aux_layers.families})
+    # The releases of the lender's families are its own; the borrower runs the lender as it is today.
+    undated = dict.fromkeys(("since", "convention_since", "embedding_since", "final_since"))
+    families = tuple(f.model_copy(update=undated) for f in load_format(lender).aux_layers.families)
+    aux = schema.aux_layers.model_copy(update={"families": families})
     return schema.model_copy(update={"aux_layers": aux})
 
 

@@ -13,6 +13,8 @@ from eagle3convert.nested import ABSENT, get
 from eagle3convert.patterns import Pattern
 from eagle3convert.schema import FormatSchema
 
+ARCHITECTURES = "architectures"
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -25,7 +27,9 @@ class Candidate:
 
     @property
     def score(self) -> int:
-        return len(self.evidence) - len(self.against) if self.ruled_out is None else -1
+        """How much speaks for the format; a matching architectures counts twice, for readers go by it."""
+        named = sum(line.startswith(ARCHITECTURES) for line in self.evidence)
+        return len(self.evidence) + named - len(self.against) if self.ruled_out is None else -1
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -55,11 +59,12 @@ def _candidate(checkpoint: Checkpoint, schema: FormatSchema) -> Candidate:
     known, config = schema.identify, checkpoint.config
     architectures = config.get("architectures")
     named = [a for a in architectures if a in known.architectures] if isinstance(architectures, list) else []
-    evidence = [f"architectures {name}" for name in named]
+    evidence = [f"{ARCHITECTURES} {name}" for name in named]
     evidence += [f"config field {field}" for field in known.fields if get(config, field) is not ABSENT]
     evidence += [f"tensors {pattern}" for pattern in known.tensors if _any(checkpoint, pattern)]
     against = [f"tensors {pattern}" for pattern in known.without_tensors if _any(checkpoint, pattern)]
     against += [f"config field {field}" for field in known.without_fields if get(config, field) is not ABSENT]
+    against += [f"no config field {field}" for field in known.usual_fields if get(config, field) is ABSENT]
     return Candidate(schema, tuple(evidence), tuple(against), contradiction(checkpoint, schema))
 
 

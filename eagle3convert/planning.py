@@ -156,7 +156,9 @@ class Plan:
             lines += [f"    {name}" for name in _folded_pairs(names)]
         lines += [f"  left out, follows from d2t: {reading.found(n)}" for n in destination.vocab_changes()[0]]
         if reading.vocab.encoding is not None:
-            lines.append(f"d2t: {reading.vocab.encoding} -> {destination.schema.vocab_map.encoding}")
+            there = destination.schema.vocab_map.encoding
+            same = ", bytes unchanged" if there == reading.vocab.encoding else ", recoded"
+            lines.append(f"d2t: {reading.vocab.encoding} -> {there}{same}")
         lines.append("config.json:")
         lines += [f"  {_shown_change(change)}" for change in self.config_changes]
         return lines

@@ -51,6 +51,8 @@ class Statements:
 class Reading:
     """One checkpoint through one schema; every attribute is computed when it is first asked for."""
 
+    release = ""  # of the reader; the newest known
+
     def __init__(self, checkpoint: Checkpoint, schema: FormatSchema, statements: Statements | None = None) -> None:
         self.checkpoint = checkpoint
         self.schema = schema
@@ -273,7 +275,12 @@ class Reading:
         raw = self.config.value("aux_layers")
         order = self.statements.assume.get("fc_order", self.schema.aux_layers.fc_order)
         return read_aux_layers(
-            self.schema, self.verifier, raw if isinstance(raw, list) else None, self.statements.aux_layers, order
+            self.schema,
+            self.verifier,
+            raw,
+            self.statements.aux_layers,
+            order,
+            self.release,
         )
 
 

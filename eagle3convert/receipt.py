@@ -128,6 +128,7 @@ def restoration_for(receipt: Mapping[str, Any] | None, source: str, destination:
         carried["vocab_tensors"],
         tuple(carried["permutation"]),
         carried["metadata"],
+        receipt["assumptions"],
     )
 
 

@@ -2,9 +2,10 @@
 
 Every model is frozen and refuses unknown keys, so that a dead or misspelt field in a format file is an error and not a
 silent no-op.  Each fact may carry the releases it holds for (`since`, `until`, both inclusive) and its evidence.
-"""
 
-from __future__ import annotations
+Start-up is judged, so annotations are real objects here (reading them from strings takes pydantic longer), and no model
+is made before a format file is read.
+"""
 
 import re
 from collections.abc import Mapping
@@ -45,6 +46,7 @@ class Identify(Part):
         (), description="A drafter with one of these config fields is never this format."
     )
     without_fields: tuple[str, ...] = Field((), description="Config fields that speak against this format.")
+    usual_fields: tuple[str, ...] = Field((), description="Config fields whose absence speaks against this format.")
     without_tensors: tuple[str, ...] = Field((), description="Tensor names that speak against this format.")
     rank: int = Field(0, description="Breaks a tie between formats that read the drafter alike; higher wins.")
 
@@ -80,6 +82,9 @@ class ConfigMap(Part):
     constants: Mapping[str, Any] = Field(default_factory=dict, description="Dotted field -> value always written.")
     known: tuple[str, ...] = Field((), description="Fields that a config may hold and no forward pass depends on.")
     guards: tuple[Guard, ...] = ()
+    required: Mapping[str, Literal["null", "empty list"]] = Field(
+        default_factory=dict, description="Canonical fields whose key must be there, with what stands for unknown."
+    )
     unsaid: tuple[str, ...] = Field((), description="Canonical fields that this format has no place for.")
 
 
@@ -132,6 +137,7 @@ class AuxLayers(Part):
     )
     fc_order: Literal["ascending", "as_listed"] = "ascending"
     count: tuple[str, ...] = Field((), description="Fields for the number of aux states; the first is written.")
+    count_since: str | None = Field(None, description="First release that takes another number than three.")
     count_written: Literal["always", "unless_three", "never"] = "never"
     since: str | None = Field(None, description="First release that reads the ids.")
     custom_since: str | None = Field(None, description="First release that serves other layers than its default.")
@@ -139,6 +145,7 @@ class AuxLayers(Part):
     embedding: bool = True
     embedding_since: str | None = None
     embedding_reason: str = ""
+    min_id: int | None = Field(None, description="The smallest id that it takes, where it takes no negative ones.")
     final: bool = True
     final_reason: str = ""
     families: tuple[Family, ...] = ()
@@ -168,7 +175,7 @@ class FeatureRule(Part):
     evidence: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def _says_one_thing(self) -> FeatureRule:
+    def _says_one_thing(self) -> "FeatureRule":
         if self.any_value == (self.config_key is not None or self.is_fixed):
             raise ValueError(
                 "say either any_value, or where the value stands (config_key) or what it always is (fixed)"
@@ -196,6 +203,7 @@ class FieldNeed(Part):
     path: str
     when: Literal["absent", "null", "true"]
     outcome: Literal["stops", "wrong"] = Field(description="The server does not start, or it drafts something else.")
+    with_tensor: str = Field("", description="It matters only where the drafter has this canonical tensor.")
     reason: str
 
 
@@ -219,6 +227,7 @@ class Reader(Part):
     count_from: Mapping[str, tuple[str, ...]] = Field(
         default_factory=dict, description="Decoder kind -> lists of ids whose length it counts where no number is."
     )
+    defaults: Mapping[str, int] = Field(default_factory=dict, description="Sizes that it takes where none is stated.")
     needs: tuple[FieldNeed, ...] = ()
     also_reads: tuple[AlsoReads, ...] = ()
     evidence: tuple[str, ...] = ()
@@ -235,20 +244,20 @@ class FormatSchema(Part):
     evidence: tuple[str, ...] = ()
     notes: str = ""
     launch: tuple[str, ...] = Field((), description="Launch command; {verifier}, {drafter} and {tokens} are filled in.")
-    identify: Identify = Identify()
+    identify: Identify = Field(default_factory=Identify)
     decoders: Mapping[str, Decoder]
     tensors: Mapping[str, Spelling | str] = Field(default_factory=dict)
     wrappers: tuple[str, ...] = Field((), description="Prefixes that a wrapping module puts before every name.")
     reader: Reader | None = None
-    config: ConfigMap = ConfigMap()
-    vocab_map: VocabMap = VocabMap()
-    aux_layers: AuxLayers = AuxLayers()
+    config: ConfigMap = Field(default_factory=ConfigMap)
+    vocab_map: VocabMap = Field(default_factory=VocabMap)
+    aux_layers: AuxLayers = Field(default_factory=AuxLayers)
     embed_tokens: Literal["optional", "wanted"] = Field("optional")
     embed_reason: str = ""
     features: Mapping[str, FeatureRule]
 
     @model_validator(mode="after")
-    def _is_closed(self) -> FormatSchema:
+    def _is_closed(self) -> "FormatSchema":
         missing, extra = set(FEATURES) - set(self.features), set(self.features) - set(FEATURES)
         if missing or extra:
             raise ValueError(f"features must be the closed list: missing {sorted(missing)}, unknown {sorted(extra)}")

@@ -92,7 +92,19 @@ class ServedReading(Reading):
         return Fact(rule.absent if rule.absence_known else spec.plain, Origin.DEFAULT, rule.config_key or "")
 
     def _layer_count(self, stated: Fact) -> Fact:
-        return stated if stated.known else Fact(layers_named(self.names.names), Origin.TENSORS)
+        default = self.reader.defaults.get("num_hidden_layers", layers_named(self.names.names))
+        return stated if stated.known else Fact(default, Origin.DEFAULT)
+
+    @cached_property
+    def _sizes(self) -> dict[str, Fact]:
+        """The sizes that the engine works with: it derives what is not stated from the config, not from the tensors."""
+        sizes = dict(super()._sizes)
+        heads, hidden = sizes["num_attention_heads"].value, sizes["hidden_size"].value
+        if self.config.value("num_key_value_heads") is None and heads is not None:
+            sizes["num_key_value_heads"] = Fact(heads, Origin.DEFAULT, "num_attention_heads")
+        if self.config.value("head_dim") is None and isinstance(heads, int) and isinstance(hidden, int) and heads:
+            sizes["head_dim"] = Fact(hidden // heads, Origin.DEFAULT, "hidden_size / num_attention_heads")
+        return sizes
 
     def _aux_count(self, target_hidden: int | None) -> int:
         config = self.checkpoint.config

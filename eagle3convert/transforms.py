@@ -132,11 +132,16 @@ class RecodeVocabMap(Step):
 
 @dataclass(frozen=True)
 class RemapAuxLayers(Step):
-    """The aux-layer ids from one convention's numbering to another's; an absent list stays absent."""
+    """The aux-layer ids from one convention's numbering to another's; an absent list stays absent.
+
+    Some conventions have two lists for the same layers; `known` is the one that stood in the source, with the
+    convention that it is in.
+    """
 
     source: str
     target: str
     n: int | None
+    known: tuple[str, tuple[int, ...]] | None = None
 
     reads = frozenset[str]()
     writes = frozenset({"aux"})
@@ -145,18 +150,31 @@ class RemapAuxLayers(Step):
         ids = state.config.get("aux_layers")
         if ids is None:
             return state
-        mapped = CONVENTIONS[self.target].encode(CONVENTIONS[self.source].decode(tuple(ids), self.n), self.n)
+        states, target = CONVENTIONS[self.source].decode(tuple(ids), self.n), CONVENTIONS[self.target]
+        convention, listed = self.known or ("", ())
+        again = convention == self.target and target.decode(listed, self.n) == states
+        mapped = listed if again else target.encode(states, self.n)
         if mapped is None:
             raise ValueError(f"{self.target} cannot number {list(ids)} of {self.source}")
         return replace(state, config={**state.config, "aux_layers": mapped})
 
     def inverse(self) -> RemapAuxLayers:
-        return RemapAuxLayers(self.target, self.source, self.n)
+        return RemapAuxLayers(self.target, self.source, self.n, self.known)
 
     def then(self, other: Transform) -> tuple[Transform, ...] | None:
         if not isinstance(other, RemapAuxLayers) or (other.source, other.n) != (self.target, self.n):
             return None
-        return () if self.source == other.target else (RemapAuxLayers(self.source, other.target, self.n),)
+        if self.source == other.target:
+            return () if self._settled() else None
+        return (RemapAuxLayers(self.source, other.target, self.n, self.known or other.known),)
+
+    def _settled(self) -> bool:
+        """Whether going to the other numbering and back gives the known list, and not another for the same layers."""
+        convention, listed = self.known or ("", ())
+        if convention != self.source:
+            return True
+        rule = CONVENTIONS[convention]
+        return rule.encode(rule.decode(listed, self.n), self.n) == listed
 
     def __str__(self) -> str:
         return f"aux layers: numbering {self.source} -> {self.target}"

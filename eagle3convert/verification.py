@@ -136,12 +136,20 @@ class Verifier:
     def _reader(self) -> None:
         """The destination's reader takes the result for the drafter that was trained."""
         drafter, destination = self.plan.drafter, self.plan.destination
-        statements = Statements(verifier=drafter.reading.verifier)
+        back = destination.restoration
+        said = back.stated if back is not None else {}  # the way back restores a source that did not say it itself
+        statements = Statements(
+            said.get("assume") or {},
+            tuple(said["aux_layers"]) if said.get("aux_layers") is not None else None,
+            said.get("d2t_encoding"),
+            drafter.reading.verifier,
+        )
         reading = Reading(self.written, destination.schema, statements)
         again = Drafter(reading)
-        back = destination.restoration is not None
         codes = {f.code for f in self.plan.findings}
-        found = [f for f in lint(Case(again)) if f.severity is Severity.ERROR and not (back and f.code in codes)]
+        found = [
+            f for f in lint(Case(again)) if f.severity is Severity.ERROR and not (back is not None and f.code in codes)
+        ]
         self.report.record("reader", [str(f) for f in found], "no tensor dropped, none left unfilled")
         wrong = []
         if again.targets != drafter.targets:
@@ -153,8 +161,8 @@ class Verifier:
                 f"aux layers: {list(reading.aux.ascending)} are read, {list(destination.states or ())} trained."
             )
         states = destination.states
-        said = f"{list(states)} in hidden_states numbering" if states else "the default list of both formats"
-        self.report.record("aux layers", wrong, said)
+        shown = f"{list(states)} in hidden_states numbering" if states else "the default list of both formats"
+        self.report.record("aux layers", wrong, shown)
         wrong = [
             f"{name}: {value!r} is read, {drafter.fields[name]!r} was trained."
             for name, value in again.fields.items()

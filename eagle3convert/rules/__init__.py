@@ -14,29 +14,35 @@ _ORDER = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
 
 
 @cache
-def all_rules() -> tuple[type[Rule], ...]:
-    """Every rule, by code."""
-    from eagle3convert.rules import aux_layers, config, features, files, keys, served, values, verifier, vocab
+def all_rules(examined: bool = True) -> tuple[type[Rule], ...]:
+    """Every rule, by code; without `examined` those that can find something in a conversion."""
+    from eagle3convert.rules import aux_capture, aux_layers, config, features, files, keys, verifier, vocab
 
-    modules: tuple[ModuleType, ...] = (keys, vocab, aux_layers, features, config, files, values, verifier, served)
-    found = [
+    modules: list[ModuleType] = [keys, vocab, aux_layers, aux_capture, features, config, files, verifier]
+    if examined:  # a conversion is spared their import
+        from eagle3convert.rules import served, served_config, values
+
+        modules += [served, served_config, values]
+    found = {
         item
         for module in modules
         for item in vars(module).values()
         if isinstance(item, type) and issubclass(item, Rule) and _CODE.match(item.__name__)
-    ]
-    return tuple(sorted(found, key=lambda rule: rule.code()[1:]))
+    }
+    return tuple(sorted(found, key=lambda rule: (rule.code()[1:], rule.code())))
 
 
 def lint(case: Case) -> tuple[Finding, ...]:
     """What every rule that applies finds, errors first."""
-    found = [finding for rule in all_rules() if rule().skip(case) is None for finding in rule().check(case)]
+    found = [
+        finding for rule in all_rules(case.examined) if rule().skip(case) is None for finding in rule().check(case)
+    ]
     return tuple(sorted(found, key=lambda finding: _ORDER[finding.severity]))
 
 
 def skipped(case: Case) -> dict[str, str]:
     """The codes of the rules that could not be checked, with the reason."""
-    reasons = ((rule.code(), rule().skip(case)) for rule in all_rules())
+    reasons = ((rule.code(), rule().skip(case)) for rule in all_rules(case.examined))
     return {code: reason for code, reason in reasons if reason is not None}
 
 

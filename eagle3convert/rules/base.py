@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from eagle3convert.destination import Destination
 from eagle3convert.drafter import Drafter
 from eagle3convert.findings import Confidence, Finding, Severity
 from eagle3convert.reading import Reading
-from eagle3convert.served import ServedReading
-from eagle3convert.values import ValueStats
-from eagle3convert.verifier_weights import VerifierWeights
+
+if TYPE_CHECKING:
+    from eagle3convert.served import ServedReading
+    from eagle3convert.values import ValueStats
+    from eagle3convert.verifier_weights import VerifierWeights
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class W502_LayerCountCopied(Rule):
     Why it matters: SGLang before 0.5.12 refuses more than one layer; later releases build layers that no weight fills.
     How it happens: the drafter's config was copied from the verifier's.
     What happens: the output states the layers that are in the checkpoint.
+    Fix: correct num_hidden_layers in the source.
     Reference: sgl-project/sglang#33966, sgl-project/SpecForge#129.
     """
 
@@ -64,6 +65,7 @@ class W503_TiedWordEmbeddings(Rule):
     Why it matters: SGLang takes the embedding for the head then, and a head of draft_vocab_size rows is thrown away.
     How it happens: the field was copied from a verifier with tied embeddings.
     What happens: the output says false.
+    Fix: set tie_word_embeddings to false in the source.
     Reference: sgl-project/SpecForge#140, vllm-project/speculators#74.
     """
 
@@ -102,6 +104,7 @@ class W505_RopeSpellings(Rule):
 
     Why it matters: an engine on transformers 4 and one on transformers 5 would turn q and k by different angles.
     What happens: rope_parameters is followed, as transformers 5 does.
+    Fix: make the two spellings of the source agree.
     Reference: vllm-project/speculators#574.
     """
 
@@ -120,6 +123,7 @@ class W506_DtypeField(Rule):
 
     Why it matters: an engine casts the drafter on load, or meets a verifier of another dtype.
     What happens: nothing is cast unless --dtype asks for it; the output names the stored dtype.
+    Fix: correct the field in the source, or cast with --dtype.
     Reference: vllm-project/speculators#136.
     """
 
@@ -174,13 +178,13 @@ class W508_VerifierPath(Rule):
     def check(self, case: Case) -> Iterator[Finding]:
         dest, said = case.destination, case.reading.config.value("verifier.name")
         recorded = dest is not None and "verifier.name" not in dest.schema.config.unsaid
-        for name in dict.fromkeys((said, case.reading.verifier.name if recorded else None)):
-            if isinstance(name, str) and is_path(name):
-                yield self.finding(
-                    "verifier",
-                    f"the verifier is named {name}, a path that other machines do not have.",
-                    "Name it with --verifier ORG/MODEL.",
-                )
+        name = case.reading.verifier.name
+        if name is not None and is_path(name) and (name == said or recorded):
+            yield self.finding(
+                "verifier",
+                f"the verifier is named {name}, a path that other machines do not have.",
+                "Name it with --verifier ORG/MODEL.",
+            )
 
 
 def is_path(name: str) -> bool:
@@ -203,7 +207,7 @@ class W509_VerifierUnnamed(Rule):
         if "verifier.name" not in schema.config.unsaid and case.reading.verifier.name is None:
             place = schema.config.places["verifier.name"][0]
             yield self.finding(
-                place, f"{place} stays out: nothing names the verifier.", "Name it with --verifier ORG/MODEL."
+                place, f"{place} is written as null: nothing names the verifier.", "Name it with --verifier ORG/MODEL."
             )
 
 
@@ -227,6 +231,7 @@ class N511_UnknownFields(Rule):
     """Fields of the config whose meaning is not known here.
 
     What happens: they are kept in the receipt, so that the way back restores them; the destination does not get them.
+    Fix: nothing, unless a field is one that an engine ought to get.
     """
 
     severity = Severity.NOTE
@@ -245,6 +250,7 @@ class W512_MaxPositions(Rule):
 
     Why it matters: SGLang refuses a drafter with a shorter context unless told otherwise; other engines stop at it.
     How it happens: the length of the training sequences was written.
+    Fix: raise it where the drafter's rope reaches as far: --assume max_position_embeddings=N.
     Reference: sgl-project/SpecForge#249, vllm-project/vllm#48894.
     """
 

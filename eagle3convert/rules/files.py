@@ -72,6 +72,7 @@ class W602_UnfilledEmbedding(Rule):
 
     Why it matters: vLLM uses the drafter's embedding where it differs from the verifier's, SGLang always takes the
     verifier's; with such an embedding the two engines run different drafters.
+    Fix: leave embed_tokens out where the drafter was trained with the verifier's.
     Reference: lightseekorg/TorchSpec#38.
     """
 
@@ -111,6 +112,7 @@ class N604_MixedDtypes(Rule):
     """The weights are stored in more than one float dtype.
 
     Why it matters: an engine casts them all to one on load; nothing else happens, but it is rarely meant.
+    Fix: cast them with --dtype.
     """
 
     severity = Severity.NOTE

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from eagle3convert.canonical import COMPANION_SUFFIXES, FEATURES, VOCAB_TENSORS, fold_layers, layer_index
+from eagle3convert.canonical import (
+    COMPANION_SUFFIXES,
+    FEATURES,
+    VOCAB_TENSORS,
+    fold_layers,
+    layer_index,
+)
 from eagle3convert.conventions import default_states
 from eagle3convert.drafter import Drafter
 from eagle3convert.findings import Finding
 from eagle3convert.rules.aux_layers import FIELD, place
 from eagle3convert.rules.base import Case, ExaminedRule, ServedRule, destination_of, served_of
-from eagle3convert.served import unreadable
 from eagle3convert.vocab import to_targets
 
 STOPS, WRONG = "stops", "wrong"
@@ -78,6 +83,8 @@ class E109_UnfilledParameter(ServedRule):
             trained = name in case.drafter.table and case.reading.names.names.get(name) in have - {None}
             if not quantised and (trained or name not in case.drafter.table):
                 missing.append(served.spelling.written(name))
+        if "d2t" not in served.names.names and not case.drafter.full_vocabulary and case.drafter.targets is not None:
+            missing.append("d2t")  # without one, draft ids are taken for target ids
         for name in fold_layers(missing):
             yield self.finding(
                 name,
@@ -106,12 +113,13 @@ class E212_ServedMap(ExaminedRule):
         if not other:
             return
         i, size = other[0], case.reading.dims.V
-        beyond = size is not None and any(t < 0 or t >= size for t in read)
+        beyond = ", some beyond the vocabulary" if size is not None and any(not 0 <= t < size for t in read) else ""
         name, meant = case.reading.found("d2t"), (vocab.targets or ())[i]
         yield self.finding(
             name,
             f"{name} holds {vocab.encoding} ids, and {engine_of(case)} reads {encoding}s: draft id {i} means target id "
-            f"{meant} and is read as {read[i]}; {len(other)} of {len(read)} ids are read wrong{', some beyond the vocabulary' if beyond else ''}.",
+            f"{meant} and is read as {read[i]}; {len(other)} of {len(read)} ids are read "
+            f"wrong{beyond}.",
             CONVERT,
             outcome=WRONG,
         )
@@ -127,7 +135,7 @@ class E311_ServedAuxLayers(ServedRule):
     """
 
     def check(self, case: Case) -> Iterator[Finding]:
-        served, trained = served_of(case), case.reading.aux.ascending
+        served, trained = served_of(case), case.reading.aux.trained
         if trained is None:
             return
         read, n = served.aux.ascending, served.verifier.num_hidden_layers
@@ -199,96 +207,4 @@ class E410_ServedFeature(ServedRule):
                 f"{json.dumps(told.value)} in this folder (it looks at {where}).",
                 CONVERT,
                 outcome=WRONG,
-            )
-
-
-class E521_ArchitectureUnknown(ServedRule):
-    """The engine picks a drafter class by the config's architectures (or model_type), and knows none by this name.
-
-    Why it matters: SGLang takes the plain model class or stops; vLLM stops.
-    How it happens: the authors' own releases say LlamaForCausalLM; SGLang and vLLM have different names.
-    Fix: convert the drafter; its architectures becomes the engine's own.
-    Reference: sgl-project/sglang#33966, #24077.
-    """
-
-    def check(self, case: Case) -> Iterator[Finding]:
-        served = served_of(case)
-        if served.decoder_named is not None:
-            return
-        if served.other is not None:
-            field, found = served.schema.decoder_path("model_type"), served.config.value("model_type")
-            wanted = [t for d in served.schema.decoders.values() for t in d.model_types]
-        else:
-            field, found = "architectures", case.reading.checkpoint.config.get("architectures")
-            wanted = [a for d in served.schema.decoders.values() for a in d.architectures]
-        yield self.finding(
-            field,
-            f"{field} is {json.dumps(found)}; {engine_of(case)} knows an EAGLE-3 drafter as {', '.join(wanted)}.",
-            CONVERT,
-            outcome=STOPS,
-        )
-
-
-class E522_ServedLayerCount(ServedRule):
-    """The engine builds another number of decoder layers than the drafter has, as the folder stands.
-
-    Why it matters: layers that no tensor fills stay at random.
-    How it happens: num_hidden_layers was copied from the verifier.
-    Fix: convert the drafter; the number of its layers is written.
-    Reference: sgl-project/SpecForge#129.
-    """
-
-    def check(self, case: Case) -> Iterator[Finding]:
-        served, trained = served_of(case).dims.L, case.reading.dims.L
-        if served != trained:
-            yield self.finding(
-                "num_hidden_layers",
-                f"num_hidden_layers is {served}, and the drafter has {trained} decoder layer(s); {engine_of(case)} "
-                f"builds what the field says.",
-                CONVERT,
-                outcome=WRONG,
-            )
-
-
-class E523_FieldNeeded(ServedRule):
-    """A config field is missing, null or set in a way that this engine cannot take.
-
-    Fix: convert the drafter; the field is written as the engine wants it.
-    Reference: NVIDIA/Model-Optimizer#1417.
-    """
-
-    def check(self, case: Case) -> Iterator[Finding]:
-        for need in served_of(case).missed_needs():
-            if need.when == "true" and "lm_head.weight" not in case.reading.names.names:
-                continue
-            state = {"absent": "is missing", "null": "is null", "true": "is true"}[need.when]
-            verb = "does not start" if need.outcome == STOPS else "drafts something else"
-            yield self.finding(
-                need.path,
-                f"{need.path} {state} in config.json; {engine_of(case)} {verb}: {need.reason}",
-                CONVERT,
-                outcome=need.outcome,
-            )
-
-
-class E524_UnreadableFolder(ExaminedRule):
-    """The engine does not read folders of this format at all.
-
-    Why it matters: SGLang stops with `Unrecognized model` at a speculators folder.
-    Fix: convert the drafter.
-    Reference: sgl-project/sglang#18216.
-    """
-
-    def check(self, case: Case) -> Iterator[Finding]:
-        dest, checkpoint = destination_of(case), case.reading.checkpoint
-        if dest.schema.reader is None:
-            return
-        field = unreadable(dest.schema, checkpoint, case.reading.schema.name)
-        if field is not None:
-            yield self.finding(
-                "config.json",
-                f"config.json is that of a {case.source} drafter ({field}), which {engine_of(case)} does not read: "
-                f"it does not start.",
-                CONVERT,
-                outcome=STOPS,
             )

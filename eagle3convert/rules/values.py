@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from eagle3convert.findings import Confidence, Finding, Severity
 from eagle3convert.rules.base import Case, Rule
+from eagle3convert.rules.files import unfilled
 
 NOT_SCANNED = "the values were not scanned"
 
@@ -57,7 +58,7 @@ class W606_Denormal(ValueRule):
                 )
 
 
-class W213_HeadPrunedByOffsets(ValueRule):
+class E213_HeadPrunedByOffsets(ValueRule):
     """Rows of lm_head are equal wherever d2t repeats a value: the head was pruned by offsets taken for target ids.
 
     Why it matters: draft ids then share the row of one wrong token, and nearly nothing is accepted.
@@ -74,6 +75,8 @@ class W213_HeadPrunedByOffsets(ValueRule):
         if head is None or values is None or len(head.shape) != 2 or head.shape[0] != len(values):
             return
         width = head.nbytes // head.shape[0]
+        if unfilled(head):
+            return  # E601 says so
         pairs = [i for i in range(1, len(values)) if values[i] == values[i - 1]][:SAMPLED_PAIRS]
         if not pairs or not width:
             return

@@ -84,6 +84,7 @@ class N704_HeadNotOfVerifier(WeightsRule):
 
     What it means: speculators >= 0.5 freezes the head at lm_head[t2d] of the verifier, so there it is a sign of a wrong
     vocab map or verifier; other trainers train the head.
+    Fix: check the verifier and the vocab map where the trainer freezes the head.
     """
 
     severity = Severity.NOTE

@@ -116,6 +116,7 @@ class W205_MapAbsolute(Rule):
     Why it matters: an engine adds the draft id once more: vLLM stops with an IndexError or accepts nothing.
     How it happens: a home-grown exporter, a "fix" of values that looked wrong because many offsets are 0.
     What happens: the map is written in the destination's encoding.
+    Fix: convert the drafter, and correct the exporter that wrote it.
     Reference: SafeAILab/EAGLE#222, verl-project/verl-SpeCo#67.
     """
 
@@ -131,9 +132,10 @@ class W205_MapAbsolute(Rule):
             "user": "you said so",
         }[vocab.decided_by if vocab.decided_by in ("t2d", "range", "user") else "range"]
         held = "absolute target ids" if vocab.encoding == "absolute" else "offsets (target id - draft id)"
+        wanted = "offsets" if declared == "offset" else "absolute ids"
         yield self.finding(
             _d2t(case),
-            f"{_d2t(case)} holds {held}, {vocab.encoding} where {case.source} holds {declared}: {proof}.",
+            f"{_d2t(case)} holds {held} where {case.source} holds {wanted}: {proof}.",
             "The output gets the destination's encoding; correct the exporter that wrote it.",
             encoding=vocab.encoding,
         )
