@@ -247,12 +247,15 @@ def explain(code: str | None, as_json: bool) -> None:
 @main.command()
 @click.argument("in_", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option(
+    "--format-file", "format_files", multiple=True, type=click.Path(path_type=Path), help="A format of yours."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def verify(in_: Path, out: Path, as_json: bool) -> None:
+def verify(in_: Path, out: Path, format_files: tuple[Path, ...], as_json: bool) -> None:
     """Verify an existing conversion again: OUT against the IN that it was made from."""
     from eagle3convert.conversion import verify as verify_again
 
-    report = verify_again(in_, out)
+    report = verify_again(in_, out, format_files=format_files)
     if as_json:
         click.echo(json.dumps(report.as_json(), indent=2))
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +19,7 @@ from eagle3convert.planning import DTYPES, Plan, make_plan
 from eagle3convert.reading import Statements, parse_assumptions
 from eagle3convert.receipt import (
     RECEIPT_FILE,
+    load_receipt,
     make_receipt,
     read_receipt,
     remembered,
@@ -235,18 +235,21 @@ def output_metadata(planned: Plan) -> dict[str, str]:
     return {"format": "pt"} | dict(planned.drafter.reading.checkpoint.metadata)
 
 
-def verify(source: str | Path, out: str | Path, progress: Progress | None = None) -> Verification:
+def verify(
+    source: str | Path,
+    out: str | Path,
+    *,
+    format_files: Sequence[str | Path] = (),
+    progress: Progress | None = None,
+) -> Verification:
     """Verify an existing conversion again: `out` against the folder `source` that it was made from.
 
-    The formats and everything that was stated are taken from the receipt in `out`.
+    The formats and everything that was stated are taken from the receipt in `out`; formats of the user's own are read
+    from `format_files` again.
     """
-    import json
-
     file = Path(out) / RECEIPT_FILE
-    receipt: Any = None
-    with suppress(OSError, ValueError):
-        receipt = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(receipt, dict) or "carried" not in receipt:
+    receipt = load_receipt(file)
+    if receipt is None:
         raise CheckpointError(
             f"{file}: there is no receipt of a conversion here, so nothing says how {out} was made. Convert again."
         )
@@ -262,7 +265,7 @@ def verify(source: str | Path, out: str | Path, progress: Progress | None = None
             dtype=names.get(made["dtype"]),
             engine_version=made["engine_version"] or "",
         )
-        schema, destination = find_format(receipt["source"]["format"]), find_format(made["format"])
+        schema, destination = (find_format(n, format_files) for n in (receipt["source"]["format"], made["format"]))
         back = restoration_for(own, schema.name, destination.name)
         planned = make_plan(
             checkpoint, schema, destination, options.statements(facts), options.engine_version, options.dtype, back

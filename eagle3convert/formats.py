@@ -43,7 +43,8 @@ def load_format_file(path: Path) -> FormatSchema:
         schema = FormatSchema.model_validate(data)
     except ValidationError as error:
         defects = "; ".join(
-            f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in error.errors(include_url=False)
+            f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}{_found(e['input'])}"
+            for e in error.errors(include_url=False)
         )
         raise FormatError(f"{path}: {defects}. `schemas/format.schema.json` describes every field.") from None
     lender = schema.aux_layers.families_of
@@ -54,6 +55,11 @@ def load_format_file(path: Path) -> FormatSchema:
     families = tuple(f.model_copy(update=undated) for f in load_format(lender).aux_layers.families)
     aux = schema.aux_layers.model_copy(update={"families": families})
     return schema.model_copy(update={"aux_layers": aux})
+
+
+def _found(value: object) -> str:
+    """The value found, where it is short enough to be shown."""
+    return f" (found {value!r})" if isinstance(value, str | int | float) else ""
 
 
 @cache

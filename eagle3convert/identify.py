@@ -88,13 +88,21 @@ def choose_source(checkpoint: Checkpoint, receipt: Mapping[str, Any] | None = No
             f"names speaks for one. State the source format where you know it."
         )
     best = [c for c in ranked if c.score == ranked[0].score]
+    best += [c for c in ranked if c not in best and _doubtful(checkpoint, c)]
     if len(best) > 1 and len({_meaning(checkpoint, c.schema) for c in best}) > 1:
         listed = "; ".join(f"{c.schema.name} ({', '.join(c.evidence)})" for c in best)
         raise CheckpointError(
             f"{checkpoint.path}: several formats are as likely, and they read the drafter differently: {listed}. "
-            f"State the source format in place of `auto`."
+            f"State the format: in place of `auto`, or with --format."
         )
     return best[0].schema
+
+
+def _doubtful(checkpoint: Checkpoint, candidate: Candidate) -> bool:
+    """Whether a less likely format would read a field of this config in a way that is in dispute."""
+    named = any(line.startswith(ARCHITECTURES) for line in candidate.evidence)
+    disputed = (field for rule in candidate.schema.features.values() for field in rule.disputed_by)
+    return named and not candidate.against and any(get(checkpoint.config, f) is not ABSENT for f in disputed)
 
 
 def _meaning(checkpoint: Checkpoint, schema: FormatSchema) -> str:

@@ -102,14 +102,23 @@ def _as_source_ids(plan: Plan, fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def read_receipt(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """The receipt beside a checkpoint; None where there is none, or the folder is no longer as it was written."""
-    file = checkpoint.path / RECEIPT_FILE
+def load_receipt(file: Path) -> dict[str, Any] | None:
+    """The receipt in a file; None where there is none, or it is not what this version writes."""
     try:
         receipt = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     if not isinstance(receipt, dict) or receipt.get("receipt") != RECEIPT_VERSION:
+        return None
+    from eagle3convert.receipt_model import sound
+
+    return receipt if sound(receipt) else None
+
+
+def read_receipt(checkpoint: Checkpoint) -> dict[str, Any] | None:
+    """The receipt beside a checkpoint; None where there is none, or the folder is no longer as it was written."""
+    receipt = load_receipt(checkpoint.path / RECEIPT_FILE)
+    if receipt is None:
         return None
     now = fingerprint(checkpoint.config, {n: (t.dtype, t.shape) for n, t in checkpoint.tensors.items()})
     return receipt if receipt.get("written") == now else None

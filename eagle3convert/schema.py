@@ -7,15 +7,23 @@ Start-up is judged, so annotations are real objects here (reading them from stri
 is made before a format file is read.
 """
 
-import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from eagle3convert.canonical import COMPANION_SUFFIXES, FEATURES
+from eagle3convert.canonical import FEATURES, concrete_table
 from eagle3convert.conventions import CONVENTIONS
 from eagle3convert.patterns import Pattern
+
+Release = Annotated[str, Field(pattern=r"^\d+(\.\d+)*(\.post\d+)?$")]
+StatePlace = Annotated[str, Field(pattern=r"^(\d+|n(//2)?([+-]\d+)?)$")]  # a hidden_states index for n layers
+RESERVED = frozenset({
+    "auto", "canonical", "convert", "convert-all", "demo", "diff", "doctor", "explain", "formats", "inspect", "push",
+    "replay", "verify",
+})  # fmt: skip
+"""Names that no format may have: they are subcommands, or mean something else in a format's place."""
+DECODERS = ("llama", "qwen3", "mla")
 
 
 class Part(BaseModel):
@@ -29,8 +37,8 @@ class Spelling(Part):
 
     write: str = Field(description="The name written; binds the same wildcards as the canonical pattern.")
     accepts: tuple[str, ...] = Field((), description="Other names that readers of this format take for it.")
-    since: str | None = Field(None, description="First engine release that reads the written name.")
-    accepts_since: str | None = Field(None, description="First engine release that reads the other names.")
+    since: Release | None = Field(None, description="First engine release that reads the written name.")
+    accepts_since: Release | None = Field(None, description="First engine release that reads the other names.")
 
 
 class Identify(Part):
@@ -56,7 +64,7 @@ class Decoder(Part):
 
     architectures: tuple[str, ...] = Field((), description="The first is written; all are read.")
     model_types: tuple[str, ...] = Field((), description="The first is written; all are read.")
-    since: str | None = None
+    since: Release | None = None
     reason: str = Field("", description="Why the format cannot say this kind of decoder (no architectures then).")
     evidence: tuple[str, ...] = ()
 
@@ -106,13 +114,13 @@ class Family(Part):
     model_types: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
     convention: str | None = None
-    convention_since: str | None = Field(None, description="Before it the general convention holds.")
-    since: str | None = Field(None, description="First release that captures aux layers of this family at all.")
-    embedding_since: str | None = Field(None, description="First release that captures hidden_states[0].")
+    convention_since: Release | None = Field(None, description="Before it the general convention holds.")
+    since: Release | None = Field(None, description="First release that captures aux layers of this family at all.")
+    embedding_since: Release | None = Field(None, description="First release that captures hidden_states[0].")
     embedding: bool | None = None
     final: bool | None = Field(None, description="Whether hidden_states[n], before the final norm, is captured.")
-    final_since: str | None = None
-    default: tuple[str, ...] | None = None
+    final_since: Release | None = None
+    default: tuple[StatePlace, ...] | None = None
     caution: str = Field("", description="What is known to go wrong with this family, as a sentence for the user.")
     evidence: tuple[str, ...] = ()
 
@@ -121,8 +129,8 @@ class SuspectDefault(Part):
     """Writers whose absent ids do not mean the format's default list."""
 
     field: str
-    below: str
-    instead: tuple[str, ...]
+    below: Release
+    instead: tuple[StatePlace, ...]
     reason: str
 
 
@@ -131,19 +139,21 @@ class AuxLayers(Part):
 
     keys: tuple[str, ...] = Field((), description="Dotted fields read in this order; the first is written.")
     convention: str = "hidden_states"
-    default: tuple[str, ...] = Field(("2", "n//2", "n-3"), description="What absence means, in hidden_states indices.")
+    default: tuple[StatePlace, ...] = Field(
+        ("2", "n//2", "n-3"), description="What absence means, in hidden_states indices."
+    )
     absence: Literal["usual", "unusual"] = Field(
         "unusual", description="Whether its own writer leaves the ids out where they are the default."
     )
     fc_order: Literal["ascending", "as_listed"] = "ascending"
     count: tuple[str, ...] = Field((), description="Fields for the number of aux states; the first is written.")
-    count_since: str | None = Field(None, description="First release that takes another number than three.")
+    count_since: Release | None = Field(None, description="First release that takes another number than three.")
     count_written: Literal["always", "unless_three", "never"] = "never"
-    since: str | None = Field(None, description="First release that reads the ids.")
-    custom_since: str | None = Field(None, description="First release that serves other layers than its default.")
+    since: Release | None = Field(None, description="First release that reads the ids.")
+    custom_since: Release | None = Field(None, description="First release that serves other layers than its default.")
     custom_reason: str = ""
     embedding: bool = True
-    embedding_since: str | None = None
+    embedding_since: Release | None = None
     embedding_reason: str = ""
     min_id: int | None = Field(None, description="The smallest id that it takes, where it takes no negative ones.")
     final: bool = True
@@ -166,7 +176,7 @@ class FeatureRule(Part):
     reason: str = Field("", description="Why no other value can be said: what the engine does instead.")
     remedy: str = ""
     any_value: bool = Field(False, description="Decided by the tensors alone: every value can be said.")
-    since: str | None = Field(None, description="First release that honours a value other than the plain one.")
+    since: Release | None = Field(None, description="First release that honours a value other than the plain one.")
     nulls: tuple[str, ...] = Field((), description="Config fields that are written as null where the value is true.")
     not_for: tuple[str, ...] = Field((), description="Decoder kinds for which only the plain value can be said.")
     launch: str = Field("", description="Launch flag that says it where the checkpoint cannot.")
@@ -240,7 +250,7 @@ class FormatSchema(Part):
     title: str
     role: Literal["engine", "trainer"]
     product: str = Field(description="The program's own name, as error messages use it.")
-    releases: tuple[str, str] = Field(description="Oldest and newest release that the facts cover.")
+    releases: tuple[Release, Release] = Field(description="Oldest and newest release that the facts cover.")
     evidence: tuple[str, ...] = ()
     notes: str = ""
     launch: tuple[str, ...] = Field((), description="Launch command; {verifier}, {drafter} and {tokens} are filled in.")
@@ -261,6 +271,17 @@ class FormatSchema(Part):
         missing, extra = set(FEATURES) - set(self.features), set(self.features) - set(FEATURES)
         if missing or extra:
             raise ValueError(f"features must be the closed list: missing {sorted(missing)}, unknown {sorted(extra)}")
+        if self.name in RESERVED:
+            raise ValueError(f"a format cannot be named {self.name!r}, which means something else on the command line")
+        if _numbers(self.releases[0]) > _numbers(self.releases[1]):
+            raise ValueError(f"releases: {self.releases[0]} is newer than {self.releases[1]}")
+        if set(self.decoders) != set(DECODERS):
+            raise ValueError(f"decoders must be {', '.join(DECODERS)}: found {', '.join(self.decoders)}")
+        for kind, decoder in self.decoders.items():
+            if bool(decoder.architectures) != bool(decoder.model_types) or not (
+                decoder.architectures or decoder.reason
+            ):
+                raise ValueError(f"decoders.{kind}: say architectures and model_types, or the reason why there is none")
         for name in (self.aux_layers.convention, *(family.convention for family in self.aux_layers.families)):
             if name is not None and name not in CONVENTIONS:
                 raise ValueError(f"aux-layer convention {name!r} is none of {sorted(CONVENTIONS)}")
@@ -268,6 +289,10 @@ class FormatSchema(Part):
             for written in (spelling.write, *spelling.accepts):
                 if Pattern(written).wildcards != Pattern(canonical).wildcards:
                     raise ValueError(f"{canonical!r} and {written!r} do not bind the same wildcards")
+        known = [name for name, _ in concrete_table(2, 4)]
+        for pattern in self.tensors:
+            if not any(Pattern(pattern).match(name) is not None for name in known):
+                raise ValueError(f"tensors: {pattern!r} is no canonical tensor")
         return self
 
     def spellings(self) -> dict[str, Spelling]:
@@ -284,4 +309,5 @@ class FormatSchema(Part):
         return self.config.places.get(field, (self.decoder_path(field),))
 
 
-MODULE_SUFFIX = re.compile(rf"\.({'|'.join(('weight', 'bias', *COMPANION_SUFFIXES))})$")
+def _numbers(release: str) -> list[int]:
+    return [int(part) for part in release.replace(".post", ".").split(".")]

@@ -83,6 +83,9 @@ class Verifier:
             if n in found and found[n] != planned[n]
         ]
         self.report.record("tensors", wrong, f"{len(planned)} names, dtypes and shapes as planned")
+        changes = difference(self.plan.output.config, self.written.config)
+        edited = [f"config.json: {'.'.join(change['at'])} is not as planned." for change in changes]
+        self.report.record("config", edited, "as planned")
         return not wrong
 
     def _inverse(self) -> None:

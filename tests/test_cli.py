@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import eagle3convert
 from eagle3convert.cli import main, run
+from eagle3convert.nested import same
 
 from .conftest import Command, left_behind
 from .drafters import FORMATS, make_drafter, read_config, read_tensors, write_safetensors, write_verifier
@@ -507,8 +508,10 @@ def test_no_content_of_a_config_is_a_defect(source: str, destination: str, data:
         assert run_inside("inspect", work / "drafter")[0] in (0, 1)
         if code == 0:
             code, said = run_inside(destination, source, work / "out", work / "back", "-q")
-            assert code == 0, said
-            assert json.dumps(read_config(work / "back"), sort_keys=True) == json.dumps(drafter.config, sort_keys=True)
+            assert code in (0, 1), said  # 1: the config says what no drafter of its own format can
+            assert "defect of eagle3convert" not in said, said
+            if code == 0:
+                assert same(read_config(work / "back"), drafter.config)
 
 
 @given(st.dictionaries(st.text(max_size=6), JSON, max_size=4))

@@ -46,7 +46,7 @@ class E301_FcWidth(Rule):
             said = f"aux layers {list(layers)}" if layers else f"{dims.A} aux layers"
             yield self.finding(
                 name,
-                f"{name} takes {shape[-1]} inputs, but {said} of {dims.T} each make {wanted}.",
+                f"{name} takes {shape[-1] if shape else 0} inputs, but {said} of {dims.T} each make {wanted}.",
                 "State the layers that fc was trained on with --aux-layers (hidden_states numbering), or correct "
                 "target_hidden_size.",
             )

@@ -11,7 +11,7 @@ from eagle3convert.rules.base import Case, Rule, destination_of
 from eagle3convert.rules.keys import head_dim_conflict
 
 REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-NUMERIC = (*REQUIRED, "num_key_value_heads", "head_dim", "num_hidden_layers", "draft_vocab_size")
+NUMERIC = (*REQUIRED, "num_key_value_heads", "head_dim", "num_hidden_layers", "draft_vocab_size", "target_hidden_size")
 
 
 class E501_FieldMissing(Rule):

@@ -154,7 +154,7 @@ def _sizes(case: Case, shape: tuple[str, ...]) -> str:
 def head_dim_conflict(case: Case) -> Iterator[tuple[int, int, int]]:
     """(head_dim stated, q_proj rows, heads) where they contradict each other."""
     dims, rows = case.reading.dims, case.reading.shape("layers.0.self_attn.q_proj.weight")
-    if rows is not None and dims.Q and dims.D and rows[0] != dims.Q * dims.D:
+    if rows and dims.Q and dims.D and rows[0] != dims.Q * dims.D:
         yield dims.D, rows[0], dims.Q
 
 
@@ -176,9 +176,9 @@ class E105_OtherDraftMethod(Rule):
                     f"converts none of that method.",
                     "Serve it with the engine that it was trained for.",
                 )
-        width = case.reading.shape("layers.0.self_attn.q_proj.weight")
-        dims = case.reading.dims
-        if width is not None and dims.H is not None and width[1] == dims.H and "fc.weight" in case.reading.names.names:
+        width = case.reading.shape("layers.0.self_attn.q_proj.weight") or ()
+        has_fc = "fc.weight" in case.reading.names.names
+        if len(width) == 2 and width[1] == case.reading.dims.H and has_fc:
             name = case.reading.found("layers.0.self_attn.q_proj.weight")
             yield self.finding(
                 name,
