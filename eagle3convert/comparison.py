@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from eagle3convert.checkpoint.compare import Comparer
-from eagle3convert.checkpoint.source import Checkpoint, open_checkpoint
-from eagle3convert.conversion import Options
+from eagle3convert.checkpoint.source import Checkpoint
 from eagle3convert.drafter import Drafter
+from eagle3convert.hub.opening import fetched, open_source
 from eagle3convert.identify import choose_source
 from eagle3convert.nested import same
+from eagle3convert.options import Options
 from eagle3convert.reading import Reading
 from eagle3convert.receipt import read_receipt, remembered
 from eagle3convert.verification import BEHAVIOUR
@@ -17,7 +18,7 @@ from eagle3convert.verification import BEHAVIOUR
 
 def compare(a: str | Path, b: str | Path) -> list[str]:
     """What differs between the drafters in two folders: sizes, features, vocab map, aux layers and weights."""
-    with open_checkpoint(Path(a)) as first, open_checkpoint(Path(b)) as second:
+    with fetched(open_source(a)) as first, fetched(open_source(b)) as second:
         left, right = _drafter(first), _drafter(second)
         found = []
         for name in sorted(BEHAVIOUR):

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eagle3convert.byteops import run_all
 from eagle3convert.checkpoint.output import OutputFolder
-from eagle3convert.checkpoint.source import Checkpoint, open_checkpoint
+from eagle3convert.checkpoint.source import Checkpoint
 from eagle3convert.checkpoint.writer import OutputTensor, write_weights
 from eagle3convert.errors import CheckpointError, UsageError, VerificationFailed
-from eagle3convert.formats import load_format, load_format_file
+from eagle3convert.hub.opening import fetched, open_source
 from eagle3convert.identify import choose_source
+from eagle3convert.options import WANT_VERIFIER, Options, facts_from_hub, find_format
 from eagle3convert.planning import DTYPES, Plan, make_plan
-from eagle3convert.reading import Statements, parse_assumptions
 from eagle3convert.receipt import (
     RECEIPT_FILE,
     load_receipt,
@@ -28,52 +28,11 @@ from eagle3convert.receipt import (
 )
 from eagle3convert.schema import FormatSchema
 from eagle3convert.verification import Progress, Verification, verify_output
-from eagle3convert.verifier import VerifierFacts, from_file
+
+if TYPE_CHECKING:
+    from eagle3convert.reference.compare import NumericReport
 
 CONFIG_FILE = "config.json"
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a caller may state beside the two formats and the folders; the command line's options, one by one."""
-
-    verifier: str | Path | None = None
-    verifier_config: str | Path | None = None
-    assume: Mapping[str, Any] | None = None
-    aux_layers: Sequence[int] | None = None
-    d2t_encoding: str | None = None
-    dtype: str | None = None
-    engine_version: str = ""
-    format_files: Sequence[str | Path] = ()
-
-    def statements(self, receipt_facts: Mapping[str, Any]) -> Statements:
-        if self.d2t_encoding not in (None, "offset", "absolute"):
-            raise UsageError(f"d2t_encoding {self.d2t_encoding!r}: say offset or absolute.")
-        assumed = dict(self.assume or {})
-        if assumed:
-            import json
-
-            assumed = parse_assumptions(tuple(f"{k}={json.dumps(v)}" for k, v in assumed.items()))
-        return Statements(
-            assumed,
-            tuple(self.aux_layers) if self.aux_layers is not None else None,
-            self.d2t_encoding,  # type: ignore[arg-type]
-            self.verifier_facts(),
-            receipt_facts,
-        )
-
-    def verifier_facts(self) -> VerifierFacts:
-        """The verifier's facts from --verifier (a name, or a folder with its config) and --verifier-config."""
-        facts = VerifierFacts()
-        if self.verifier is not None:
-            folder = Path(self.verifier)
-            if folder.is_dir():
-                facts = from_file(folder, str(self.verifier))
-            else:
-                facts = VerifierFacts(name=str(self.verifier))
-        if self.verifier_config is not None:
-            facts = facts.filled_from(from_file(Path(self.verifier_config)))
-        return facts
 
 
 @dataclass(frozen=True)
@@ -85,12 +44,7 @@ class Result:
     verification: Verification
     receipt: dict[str, Any]
     notes: tuple[str, ...] = ()
-
-
-def find_format(name: str, files: Sequence[str | Path] = ()) -> FormatSchema:
-    """The format of that name, from the user's own files first."""
-    own = [load_format_file(Path(file)) for file in files]
-    return next((schema for schema in own if schema.name == name), None) or load_format(name)
+    numeric: NumericReport | None = None
 
 
 def plan(
@@ -101,9 +55,7 @@ def plan(
     `source_format` may be "auto".  The keyword arguments are the fields of `Options`.  What stands against the
     conversion is in the plan's `errors`; a source that cannot be read is a CheckpointError.
     """
-    return plan_checkpoint(
-        open_checkpoint(Path(source)), source_format, destination_format, options or Options(**stated)
-    )
+    return plan_checkpoint(open_source(source), source_format, destination_format, options or Options(**stated))
 
 
 def plan_checkpoint(checkpoint: Checkpoint, source_format: str, destination_format: str, options: Options) -> Plan:
@@ -113,13 +65,20 @@ def plan_checkpoint(checkpoint: Checkpoint, source_format: str, destination_form
     receipt = read_receipt(checkpoint)
     destination = find_format(destination_format, options.format_files)
     if source_format == "auto":
-        schema = choose_source(checkpoint, receipt)
+        schema = choose_source(checkpoint, receipt, options.format_files)
     else:
         schema = find_format(source_format, options.format_files)
         refuse_contradiction(checkpoint, schema)
     statements = options.statements(remembered(receipt, schema.name))
     back = restoration_for(receipt, schema.name, destination.name)
-    return make_plan(checkpoint, schema, destination, statements, options.engine_version, options.dtype, back)
+    weights, how = options.verifier_weights(), (options.engine_version, options.dtype, back)
+    planned = make_plan(checkpoint, schema, destination, statements, *how, weights)
+    wanting = next((f for f in planned.errors if f.code in WANT_VERIFIER), None)
+    facts = facts_from_hub(options, wanting.message) if wanting is not None else None
+    if facts is None:
+        return planned
+    statements = replace(statements, verifier=statements.verifier.filled_from(facts))
+    return make_plan(checkpoint, schema, destination, statements, *how, weights)
 
 
 def refuse_contradiction(checkpoint: Checkpoint, schema: FormatSchema) -> None:
@@ -129,8 +88,8 @@ def refuse_contradiction(checkpoint: Checkpoint, schema: FormatSchema) -> None:
     field = contradiction(checkpoint, schema)
     if field is not None:
         raise CheckpointError(
-            f"{checkpoint.path}: config.json has {field}, so this is no {schema.name} drafter. "
-            f"`eagle3convert inspect {checkpoint.path}` says which format it is; `auto` as a source format finds it."
+            f"{checkpoint.label}: config.json has {field}, so this is no {schema.name} drafter. "
+            f"`eagle3convert inspect {checkpoint.label}` says which format it is; `auto` as a source format finds it."
         )
 
 
@@ -145,6 +104,7 @@ def convert(
     progress: Progress | None = None,
     durable: bool = True,
     verify: bool = True,
+    numeric: bool = False,
     **stated: Any,
 ) -> Result:
     """Convert the drafter in the folder `source` and write it, verified, to the folder `out`.
@@ -154,9 +114,15 @@ def convert(
     destination would compute something else; CheckpointError, OutputError or VerificationFailed otherwise.  In every
     such case `out` is as it was before.  `verify=False` is for measuring only: such an output says that it is unproven.
     """
-    with open_checkpoint(Path(source)) as checkpoint:
+    with open_source(source) as checkpoint:
         planned = plan_checkpoint(checkpoint, source_format, destination_format, Options(**stated))
         planned.demand()
+        if checkpoint.is_remote:  # nothing is downloaded for a conversion that is refused
+            return convert_fetched(
+                checkpoint, source_format, destination_format, Options(**stated), Path(out),
+                force=force, max_shard_size=max_shard_size, progress=progress, durable=durable, check=verify,
+                numeric=numeric,
+            )  # fmt: skip
         return write_plan(
             planned,
             Path(out),
@@ -165,7 +131,18 @@ def convert(
             progress=progress,
             durable=durable,
             check=verify,
+            numeric=numeric,
         )
+
+
+def convert_fetched(
+    checkpoint: Checkpoint, source_format: str, destination_format: str, options: Options, out: Path, **how: Any
+) -> Result:
+    """Download an open drafter from the Hub, and convert it as it is on this machine then."""
+    with fetched(checkpoint) as local:
+        planned = plan_checkpoint(local, source_format, destination_format, options)
+        planned.demand()
+        return write_plan(planned, out, **how)
 
 
 def write_plan(
@@ -177,8 +154,12 @@ def write_plan(
     progress: Progress | None = None,
     durable: bool = True,
     check: bool = True,
+    numeric: bool = False,
 ) -> Result:
-    """Carry out a plan: write beside `out`, verify, and rename into place only what passed."""
+    """Carry out a plan: write beside `out`, verify, and rename into place only what passed.
+
+    `numeric` also runs the reference forward pass (torch) on both and demands that they compute the same.
+    """
     checkpoint = planned.drafter.reading.checkpoint
     folder = OutputFolder(out, force=force, durable=durable, source=checkpoint.path)
     with folder as tmp:
@@ -191,9 +172,22 @@ def write_plan(
                 f"{out}: not written, for what was written failed its verification: {' '.join(report.defects)} "
                 f"The source is untouched. This is a defect of eagle3convert or of the disk: please report it."
             )
-        receipt = make_receipt(planned, report, datetime.now(UTC).isoformat(timespec="seconds"))
+        numbers = _numbers(planned, tmp, out) if numeric else None
+        receipt = make_receipt(planned, report, datetime.now(UTC).isoformat(timespec="milliseconds"))
+        if numbers is not None:
+            receipt["numeric"] = numbers.as_json()
         write_receipt(tmp, receipt)
-    return Result(out, planned, report, receipt, tuple(folder.notes))
+    return Result(out, planned, report, receipt, tuple(folder.notes), numbers)
+
+
+def _numbers(planned: Plan, written: Path, out: Path) -> NumericReport:
+    """A plan's source against what was written for it, in numbers; VerificationFailed where they differ."""
+    from eagle3convert.reference.compare import compare_plan
+
+    numbers = compare_plan(planned, written)
+    if not numbers.equal:
+        raise VerificationFailed(f"{out}: not written, for it computes something else. {' '.join(numbers.lines())}")
+    return numbers
 
 
 def write_config(folder: Path, config: Mapping[str, Any]) -> None:
@@ -247,28 +241,26 @@ def verify(
     The formats and everything that was stated are taken from the receipt in `out`; formats of the user's own are read
     from `format_files` again.
     """
-    file = Path(out) / RECEIPT_FILE
-    receipt = load_receipt(file)
-    if receipt is None:
-        raise CheckpointError(
-            f"{file}: there is no receipt of a conversion here, so nothing says how {out} was made. Convert again."
-        )
-    said, made = receipt["assumptions"], receipt["destination"]
-    names = {v: k for k, v in DTYPES.items()}
-    with open_checkpoint(Path(source)) as checkpoint:
-        own = read_receipt(checkpoint)
-        facts = {"verifier": receipt["verifier"], **remembered(own, receipt["source"]["format"])}
-        options = Options(
-            assume=said["assume"],
-            aux_layers=said["aux_layers"],
-            d2t_encoding=said["d2t_encoding"],
-            dtype=names.get(made["dtype"]),
-            engine_version=made["engine_version"] or "",
-        )
-        schema, destination = (find_format(n, format_files) for n in (receipt["source"]["format"], made["format"]))
-        back = restoration_for(own, schema.name, destination.name)
-        planned = make_plan(
-            checkpoint, schema, destination, options.statements(facts), options.engine_version, options.dtype, back
-        )
+    with open_source(source) as checkpoint:
+        planned = replan(checkpoint, Path(out), format_files)
         planned.demand()
         return verify_output(planned, Path(out), progress)
+
+
+def replan(checkpoint: Checkpoint, out: Path, format_files: Sequence[str | Path] = ()) -> Plan:
+    """The plan by which `out` was made from a checkpoint, as the receipt in `out` tells it."""
+    receipt = load_receipt(out / RECEIPT_FILE)
+    if receipt is None:
+        raise CheckpointError(
+            f"{out / RECEIPT_FILE}: there is no receipt of a conversion here, so nothing says how {out} was made. "
+            f"Convert again."
+        )
+    said, made = receipt["assumptions"], receipt["destination"]
+    own = read_receipt(checkpoint)
+    facts = {"verifier": receipt["verifier"], **remembered(own, receipt["source"]["format"])}
+    options = Options(assume=said["assume"], aux_layers=said["aux_layers"], d2t_encoding=said["d2t_encoding"])
+    schema, destination = (find_format(n, format_files) for n in (receipt["source"]["format"], made["format"]))
+    back = restoration_for(own, schema.name, destination.name)
+    dtype = next((name for name, kind in DTYPES.items() if kind == made["dtype"]), None)
+    release = made["engine_version"] or ""
+    return make_plan(checkpoint, schema, destination, options.statements(facts), release, dtype, back)

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle3convert.checkpoint.source import Checkpoint, open_checkpoint
-from eagle3convert.conversion import Options, find_format
+from eagle3convert.checkpoint.source import Checkpoint
 from eagle3convert.destination import Destination
 from eagle3convert.drafter import Drafter
 from eagle3convert.errors import UsageError
 from eagle3convert.findings import Finding, Severity
+from eagle3convert.hub.opening import open_source
 from eagle3convert.identify import choose_source
+from eagle3convert.options import Options, find_format
 from eagle3convert.planning import Plan
 from eagle3convert.reading import Reading
 from eagle3convert.receipt import read_receipt, remembered
@@ -23,7 +24,6 @@ from eagle3convert.rules import Case, all_rules, lint, skipped
 from eagle3convert.schema import FormatSchema
 from eagle3convert.served import ServedReading, unreadable
 from eagle3convert.values import scan
-from eagle3convert.verifier_weights import open_verifier
 from eagle3convert.vocab import to_targets
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Examination:
 
     def verdict(self) -> str:
         """The answer in one paragraph."""
-        engine, path = self.engine, self.case.reading.checkpoint.path
+        engine, path = self.engine, self.case.reading.checkpoint.label
         because = "; ".join(f.message.rstrip(".") for f in self.errors[:3])
         more = f" (and {len(self.errors) - 3} more)" if len(self.errors) > 3 else ""
         if engine is None or self.case.destination is None:
@@ -84,11 +84,11 @@ class Examination:
         dest = self.case.destination
         if dest is None or not self.everything:
             return None
-        path, source = self.case.reading.checkpoint.path, self.case.reading.schema.name
-        codes = {f.code for f in Plan(self.case.drafter, dest).errors}
+        path, source = self.case.reading.checkpoint.label, self.case.reading.schema.name
+        codes = {f.code for f in Plan(self.case.drafter, dest, self.case.weights_of_verifier).errors}
         if codes - {"E306"} or not any(f.code in MENDED for f in self.errors):
             return None
-        words = ["eagle3convert", source, dest.schema.name, str(path), f"{path}-{dest.schema.name}"]
+        words = ["eagle3convert", source, dest.schema.name, path, f"{path}-{dest.schema.name}"]
         stated = {
             "--verifier": self.options.verifier,
             "--verifier-config": self.options.verifier_config,
@@ -107,7 +107,7 @@ class Examination:
         dest = self.case.destination
         if dest is None or self.mend() is not None or not self.errors:
             return []
-        return Plan(self.case.drafter, dest).served_by()
+        return Plan(self.case.drafter, dest, self.case.weights_of_verifier).served_by()
 
     # --- what the engine will see -------------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ def examine(
     arguments beyond these are the fields of `eagle3convert.Options`.
     """
     options = Options(engine_version=engine_version, **stated)
-    with open_checkpoint(Path(folder)) as checkpoint:
+    with open_source(folder) as checkpoint:
         case = make_case(checkpoint, engine, format_name, options, values, advance)
         everything = tuple(sorted(lint(case), key=_decisive))
         found = Examination(case, everything, _chosen(everything, select, ignore), skipped(case), options)
@@ -201,9 +201,8 @@ def make_case(
         destination = Destination(drafter, wanted, options.engine_version)
         if unreadable(wanted, checkpoint, schema.name) is None:
             served = ServedReading(checkpoint, wanted, schema.name, destination.version, drafter.reading.verifier)
-    stats = scan(checkpoint.tensors.values(), advance) if values else None
-    folder = Path(options.verifier) if options.verifier is not None else None
-    weights = open_verifier(folder) if folder is not None and folder.is_dir() else None
+    stats = scan(checkpoint.tensors.values(), advance) if values and not checkpoint.is_remote else None
+    weights = options.verifier_weights()
     return Case(drafter, destination, served, stats, weights, examined=True)
 
 

@@ -52,7 +52,7 @@ def report_of(examination: Examination) -> DoctorReport:
     case = examination.case
     dest = case.destination
     return DoctorReport(
-        path=str(case.reading.checkpoint.path),
+        path=case.reading.checkpoint.label,
         format=case.reading.schema.name,
         engine=dest.schema.name if dest is not None else None,
         release=dest.version if dest is not None else None,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from eagle3convert.checkpoint.source import Checkpoint
 from eagle3convert.errors import CheckpointError
-from eagle3convert.formats import all_formats, load_format
+from eagle3convert.formats import all_formats, load_format, load_format_file
 from eagle3convert.nested import ABSENT, get
 from eagle3convert.patterns import Pattern
 from eagle3convert.schema import FormatSchema
@@ -73,18 +74,22 @@ def _any(checkpoint: Checkpoint, pattern: str) -> bool:
     return any(wanted.match(name) is not None for name in checkpoint.tensors)
 
 
-def choose_source(checkpoint: Checkpoint, receipt: Mapping[str, Any] | None = None) -> FormatSchema:
+def choose_source(
+    checkpoint: Checkpoint, receipt: Mapping[str, Any] | None = None, format_files: Sequence[str | Path] = ()
+) -> FormatSchema:
     """The one format that the checkpoint is in; where several are as likely, CheckpointError names them.
 
     A receipt of the conversion that made the folder decides at once.  Between formats that tie and read the drafter
     alike the choice does not matter: the one of higher rank is taken.
     """
     if receipt is not None:
-        return load_format(receipt["destination"]["format"])
+        own = (load_format_file(Path(file)) for file in format_files)
+        name = receipt["destination"]["format"]
+        return next((schema for schema in own if schema.name == name), None) or load_format(name)
     ranked = [c for c in candidates(checkpoint) if c.score > 0]
     if not ranked:
         raise CheckpointError(
-            f"{checkpoint.path}: this is no EAGLE-3 drafter of a known format: nothing in config.json or the tensor "
+            f"{checkpoint.label}: this is no EAGLE-3 drafter of a known format: nothing in config.json or the tensor "
             f"names speaks for one. State the source format where you know it."
         )
     best = [c for c in ranked if c.score == ranked[0].score]
@@ -92,7 +97,7 @@ def choose_source(checkpoint: Checkpoint, receipt: Mapping[str, Any] | None = No
     if len(best) > 1 and len({_meaning(checkpoint, c.schema) for c in best}) > 1:
         listed = "; ".join(f"{c.schema.name} ({', '.join(c.evidence)})" for c in best)
         raise CheckpointError(
-            f"{checkpoint.path}: several formats are as likely, and they read the drafter differently: {listed}. "
+            f"{checkpoint.label}: several formats are as likely, and they read the drafter differently: {listed}. "
             f"State the format: in place of `auto`, or with --format."
         )
     return best[0].schema

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from eagle3convert.canonical import FEATURES, fold_names
-from eagle3convert.checkpoint.source import open_checkpoint
-from eagle3convert.conversion import Options, find_format
 from eagle3convert.drafter import Drafter
 from eagle3convert.findings import Finding
+from eagle3convert.hub.opening import open_source
 from eagle3convert.identify import Candidate, candidates, choose_source
+from eagle3convert.options import Options, find_format
 from eagle3convert.reading import Reading
 from eagle3convert.receipt import read_receipt, remembered
 from eagle3convert.rules import Case, lint
@@ -35,7 +35,7 @@ class Inspection:
         reading, drafter = self.drafter.reading, self.drafter
         checkpoint, aux, vocab = reading.checkpoint, reading.aux, reading.vocab
         return {
-            "path": str(checkpoint.path),
+            "path": checkpoint.label,
             "format": reading.schema.name,
             "candidates": [c.as_json() for c in self.candidates if c.evidence],
             "receipt": self.receipt["source"]["format"] if self.receipt else None,
@@ -69,7 +69,7 @@ class Inspection:
             ],
             "unexpected": list(reading.names.unexpected),
             "findings": [f.as_json() for f in self.findings],
-            "notes": list(checkpoint.notes),
+            "notes": [*checkpoint.notes, *filter(None, [checkpoint.read_note()])],
         }  # fmt: skip
 
     def lines(self) -> list[str]:
@@ -141,7 +141,7 @@ def inspect_drafter(folder: str | Path, format_name: str = "auto", **stated: Any
     Keyword arguments are the fields of `eagle3convert.conversion.Options`.
     """
     options = Options(**stated)
-    with open_checkpoint(Path(folder)) as checkpoint:
+    with open_source(folder) as checkpoint:
         receipt = read_receipt(checkpoint)
         schema = choose_source(checkpoint, receipt) if format_name == "auto" else find_format(format_name)
         drafter = Drafter(Reading(checkpoint, schema, options.statements(remembered(receipt, schema.name))))

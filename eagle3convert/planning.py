@@ -20,6 +20,7 @@ from eagle3convert.reading import Reading, Statements
 from eagle3convert.rules import Case, lint
 from eagle3convert.schema import FormatSchema
 from eagle3convert.transforms import Row, State
+from eagle3convert.verifier_weights import VerifierWeights
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
@@ -30,11 +31,12 @@ class Plan:
 
     drafter: Drafter
     destination: Destination
+    weights: VerifierWeights | None = None  # the verifier's, where they are there to be compared
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """What the rules find, errors first."""
-        return lint(Case(self.drafter, self.destination))
+        return lint(Case(self.drafter, self.destination, weights_of_verifier=self.weights))
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -69,7 +71,7 @@ class Plan:
     def refusal(self) -> str:
         source, destination = self.drafter.reading.schema, self.destination.schema
         count = len(self.errors)
-        head = f"{self.drafter.reading.checkpoint.path}: not converted from {source.name} to {destination.name}, for "
+        head = f"{self.drafter.reading.checkpoint.label}: not converted from {source.name} to {destination.name}, for "
         lines = [head + ("one reason:" if count == 1 else f"{count} reasons:")]
         lines += [f"  {finding}" for finding in self.errors]
         if served := self.served_by():
@@ -79,10 +81,10 @@ class Plan:
     def served_by(self) -> list[str]:
         """The other engines' formats into which this drafter converts without an error."""
         here = self.destination.schema
-        if not any(code in ("E401", "E305") for code in (f.code for f in self.errors)):
+        if not any(code in ("E401", "E305", "E705") for code in (f.code for f in self.errors)):
             return []
         others = [s for s in all_formats() if s.role == "engine" and s.name != here.name]
-        return [s.name for s in others if not Plan(self.drafter, Destination(self.drafter, s)).errors]
+        return [s.name for s in others if not Plan(self.drafter, Destination(self.drafter, s), self.weights).errors]
 
     # --- what people and programs read of it --------------------------------------------------------------------------
 
@@ -113,7 +115,7 @@ class Plan:
         """The whole plan as one JSON object; a refused plan has its findings and no rows."""
         reading, destination = self.drafter.reading, self.destination
         plan: dict[str, Any] = {
-            "source": {"path": str(reading.checkpoint.path), "format": reading.schema.name},
+            "source": {"path": reading.checkpoint.label, "format": reading.schema.name},
             "destination": {"format": destination.schema.name, "release": destination.version},
             "refused": bool(self.errors),
             "findings": [f.as_json() for f in self.findings],
@@ -181,6 +183,7 @@ def make_plan(
     release: str = "",
     dtype: str | None = None,
     restoration: Restoration | None = None,
+    weights: VerifierWeights | None = None,
 ) -> Plan:
     """Read a checkpoint as `source` and plan its conversion to `destination`; refusals are in `findings`.
 
@@ -188,4 +191,4 @@ def make_plan(
     """
     drafter = Drafter(Reading(checkpoint, source, statements))
     stored = DTYPES[dtype] if dtype is not None else None
-    return Plan(drafter, Destination(drafter, destination, release, stored, restoration))
+    return Plan(drafter, Destination(drafter, destination, release, stored, restoration), weights)

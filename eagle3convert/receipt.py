@@ -43,7 +43,7 @@ def make_receipt(plan: Plan, verification: Verification | None, created: str) ->
         "created": created,
         "source": {
             "format": reading.schema.name,
-            "path": str(reading.checkpoint.path),
+            **reading.checkpoint.provenance(),
             "files": [{"name": file.name, "bytes": file.stat().st_size} for file in reading.checkpoint.files],
         },
         "destination": {

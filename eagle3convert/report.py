@@ -50,6 +50,34 @@ class Bar:
             self._bar.close()
 
 
+class Steps:
+    """A progress bar on stderr over a number of runs that is known only while they are made."""
+
+    def __init__(self, what: str, hidden: bool) -> None:
+        self._what = what
+        self._hidden = hidden or not sys.stderr.isatty()
+        self._bar: Any = None
+
+    def __enter__(self) -> Self:
+        if not self._hidden:
+            from tqdm import tqdm
+
+            self._bar = tqdm(desc=self._what, leave=False)
+        return self
+
+    def at(self, done: int, most: int) -> None:
+        """So many runs are done, of so many at the most."""
+        if self._bar is not None:
+            self._bar.total = most
+            self._bar.update(done - self._bar.n)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
 def conversion_bar(plan: Plan, hidden: bool) -> Bar:
     """The bar of a conversion: every byte is written once and verified once."""
     return Bar(
@@ -99,9 +127,16 @@ def print_result(result: Result, verbose: bool) -> None:
             f"written as {list(destination.aux_ids)}" if destination.aux_ids is not None else "the format's default"
         )
         click.echo(f"aux layers: hidden_states {list(destination.states)}, {written}")
+    own = "embed_tokens.weight" in reading.names.names and not reading.feature("narrow").value
+    if own and destination.schema.embed_tokens == "replaced" and plan.weights is None:
+        click.echo(
+            f"embed_tokens: {destination.schema.embed_reason} Not compared: --verifier named no folder with weights."
+        )
     if destination.schema.role == "engine":
         click.echo(f"served by {destination.schema.product} >= {destination.lowest_release}:")
         click.echo(f"  {plan.launch_command(str(result.path))}")
+    if result.numeric is not None:
+        click.echo("\n".join(result.numeric.lines()))
     for note in result.notes:
         click.echo(note, err=True)
 

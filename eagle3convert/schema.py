@@ -262,7 +262,9 @@ class FormatSchema(Part):
     config: ConfigMap = Field(default_factory=ConfigMap)
     vocab_map: VocabMap = Field(default_factory=VocabMap)
     aux_layers: AuxLayers = Field(default_factory=AuxLayers)
-    embed_tokens: Literal["optional", "wanted"] = Field("optional")
+    embed_tokens: Literal["optional", "wanted", "replaced"] = Field(
+        "optional", description="What becomes of the drafter's own embedding: used where there, wanted, or thrown away."
+    )
     embed_reason: str = ""
     features: Mapping[str, FeatureRule]
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from eagle3convert.byteops import run_all
 from eagle3convert.checkpoint.source import Checkpoint
 from eagle3convert.checkpoint.stored import MemoryFile, StoredTensor
-from eagle3convert.conversion import Options, plan_checkpoint
+from eagle3convert.conversion import plan_checkpoint
 from eagle3convert.errors import CheckpointError, UsageError
+from eagle3convert.options import Options
 from eagle3convert.planning import Plan
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from eagle3convert.checkpoint.layout import (
     SAFETENSORS_FILE,
@@ -43,10 +43,28 @@ class Checkpoint:
     notes: tuple[str, ...]
     container: str = "memory"
 
+    @property
+    def label(self) -> str:
+        """What messages call this drafter."""
+        return str(self.path)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether reading a tensor means fetching it over a network."""
+        return False
+
+    def provenance(self) -> dict[str, Any]:
+        """Where the drafter is from, for a receipt."""
+        return {"path": str(self.path)}
+
+    def read_note(self) -> str:
+        """How much was fetched over a network; empty where nothing was."""
+        return ""
+
     def close(self) -> None:
         _close_all(self.tensors)
 
-    def __enter__(self) -> Checkpoint:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

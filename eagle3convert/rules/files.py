@@ -13,6 +13,8 @@ from eagle3convert.rules.base import Case, Rule, destination_of
 SAMPLE = 4096  # bytes read at the start, the middle and the end of a tensor
 _NOT_FINITE = {"BF16": ("H", 0x7F80, 0x007F), "F16": ("H", 0x7C00, 0x03FF), "F32": ("I", 0x7F800000, 0x007FFFFF)}
 
+REMOTE = "the weights are on the Hub, and only d2t and t2d are read of them"
+
 
 def sample(tensor: StoredTensor) -> bytes:
     """Bytes of whole elements from three places of a tensor."""
@@ -44,6 +46,9 @@ class E601_UnfilledWeights(Rule):
     Fix: export the drafter again from the training run.
     Reference: lightseekorg/TorchSpec#38, vllm-project/speculators#1114.
     """
+
+    def skip(self, case: Case) -> str | None:
+        return REMOTE if case.reading.checkpoint.is_remote else super().skip(case)
 
     def check(self, case: Case) -> Iterator[Finding]:
         for canonical, name in case.reading.names.names.items():
@@ -77,6 +82,9 @@ class W602_UnfilledEmbedding(Rule):
     """
 
     severity = Severity.WARNING
+
+    def skip(self, case: Case) -> str | None:
+        return REMOTE if case.reading.checkpoint.is_remote else super().skip(case)
 
     def check(self, case: Case) -> Iterator[Finding]:
         name = case.reading.names.names.get("embed_tokens.weight")

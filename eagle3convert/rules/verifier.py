@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from eagle3convert.checkpoint.compare import first_difference
 from eagle3convert.findings import Confidence, Finding, Severity
-from eagle3convert.rules.base import Case, Rule
+from eagle3convert.rules.base import Case, Rule, destination_of
 
 
 class W701_VerifierVocabulary(Rule):
@@ -53,6 +53,17 @@ class WeightsRule(Rule):
         return "--verifier names no folder with weights" if case.weights_of_verifier is None else super().skip(case)
 
 
+def embedding_difference(case: Case) -> tuple[str, str, int] | None:
+    """(the drafter's embedding, the verifier's, first row that differs), or None where they agree or cannot be held
+    against each other."""
+    mine = case.reading.tensor("embed_tokens.weight")
+    theirs = case.weights_of_verifier.embedding if case.weights_of_verifier is not None else None
+    if mine is None or theirs is None or (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
+        return None
+    at = first_difference(mine, theirs)
+    return (mine.name, theirs.name, at // (mine.nbytes // mine.shape[0])) if at is not None else None
+
+
 class W703_EmbeddingDiffers(WeightsRule):
     """The drafter's embed_tokens is not the verifier's.
 
@@ -65,17 +76,35 @@ class W703_EmbeddingDiffers(WeightsRule):
     severity = Severity.WARNING
 
     def check(self, case: Case) -> Iterator[Finding]:
-        mine = case.reading.tensor("embed_tokens.weight")
-        theirs = case.weights_of_verifier.embedding if case.weights_of_verifier is not None else None
-        if mine is None or theirs is None or (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
-            return
-        at = first_difference(mine, theirs)
-        if at is not None:
-            row = at // (mine.nbytes // mine.shape[0])
+        found = embedding_difference(case)
+        if found is not None and case.destination is None:
+            mine, theirs, row = found
             yield self.finding(
-                mine.name,
-                f"{mine.name} differs from the verifier's {theirs.name} from row {row} on; SGLang uses the verifier's.",
+                mine,
+                f"{mine} differs from the verifier's {theirs} from row {row} on; SGLang uses the verifier's.",
                 "If it was trained, serve the drafter with vLLM; otherwise check the verifier.",
+            )
+
+
+class E705_EmbeddingLost(WeightsRule):
+    """The drafter has an embedding of its own, and the destination takes the verifier's in its place.
+
+    Why it matters: the first layer reads other embeddings than it was trained on, and little is accepted.
+    How it happens: the embedding was trained along, or another verifier is named.
+    Fix: serve the drafter with vLLM, or train with the verifier's embedding.
+    Reference: lightseekorg/TorchSpec#38.
+    """
+
+    needs_destination = True
+
+    def check(self, case: Case) -> Iterator[Finding]:
+        found, schema = embedding_difference(case), destination_of(case).schema
+        if found is not None and schema.embed_tokens == "replaced" and not case.reading.feature("narrow").value:
+            mine, theirs, row = found
+            yield self.finding(
+                mine,
+                f"{mine} differs from the verifier's {theirs} from row {row} on. {schema.embed_reason}",
+                "Serve the drafter with vLLM, which uses its own, or check that this is its verifier.",
             )
 
 

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from eagle3convert.checkpoint.source import open_checkpoint
-from eagle3convert.conversion import Options, plan_checkpoint
+from eagle3convert.conversion import plan_checkpoint
 from eagle3convert.doctor import examine
 from eagle3convert.findings import Finding
+from eagle3convert.options import Options
 from eagle3convert.rules import Case, all_rules, skipped
 
 from .building import FIELDS, build

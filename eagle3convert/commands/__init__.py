@@ -1,0 +1,1 @@
+"""The subcommands of the command line, one room per purpose; what a command needs is imported inside it."""

@@ -1,0 +1,1 @@
+"""The Hub side, against a Hub server on loopback and the real client."""
