@@ -130,7 +130,7 @@ def print_result(result: Result, verbose: bool) -> None:
     own = "embed_tokens.weight" in reading.names.names and not reading.feature("narrow").value
     if own and destination.schema.embed_tokens == "replaced" and plan.weights is None:
         click.echo(
-            f"embed_tokens: {destination.schema.embed_reason} Not compared: --verifier named no folder with weights."
+            f"embed_tokens: {destination.schema.embed_reason} Not compared: --verifier names no folder with weights."
         )
     if destination.schema.role == "engine":
         click.echo(f"served by {destination.schema.product} >= {destination.lowest_release}:")

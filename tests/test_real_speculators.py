@@ -110,9 +110,7 @@ def test_a_speculators_drafter_comes_back_as_the_same_drafter_without_its_receip
     source, there, back = FIXTURES / name, tmp_path / "there", tmp_path / "back"
     eagle3convert.convert(source, there, "speculators", destination, verifier_config=verifier)
     bare = without_receipt(there, tmp_path / "bare")
-    eagle3convert.convert(
-        bare, back, destination, "speculators", verifier="example-org/tiny", verifier_config=verifier
-    )
+    eagle3convert.convert(bare, back, destination, "speculators", verifier="example-org/tiny", verifier_config=verifier)
     assert eagle3convert.diff(source, back) == []
     assert read_tensors(back) == read_tensors(source)
     config = read_config(back)

@@ -263,9 +263,7 @@ def test_a_container_changes_no_byte(container: str, tmp_path: Path) -> None:
 def test_an_output_in_shards_holds_the_same_tensors(tmp_path: Path) -> None:
     drafter = spell(Knobs())
     start, verifier = drafter.write(tmp_path / "start"), write_verifier(tmp_path / "verifier")
-    eagle3convert.convert(
-        start, tmp_path / "out", "speculators", "vllm", verifier_config=verifier, max_shard_size=1500
-    )
+    eagle3convert.convert(start, tmp_path / "out", "speculators", "vllm", verifier_config=verifier, max_shard_size=1500)
     assert (tmp_path / "out" / "model.safetensors.index.json").is_file()
     assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 2
     assert read_tensors(tmp_path / "out") == drafter.tensors

@@ -62,9 +62,7 @@ def comes_back(step: Transform, files: Files, config: Mapping[str, Any] | None =
     there = step.apply(start)
     back = step.inverse().apply(there)
     assert same(dict(back.config), dict(start.config))
-    assert {n: (r.dtype, r.shape) for n, r in back.tensors.items()} == {
-        n: (t.dtype, t.shape) for n, t in files.items()
-    }
+    assert {n: (r.dtype, r.shape) for n, r in back.tensors.items()} == {n: (t.dtype, t.shape) for n, t in files.items()}
     assert written(back, files) == dict(files), "both in one pass"
     moved = written(there, files)
     again = step.inverse().apply(state_of(moved, there.config))
@@ -122,9 +120,7 @@ def test_a_rename_that_would_lose_a_tensor_is_refused() -> None:
 
 
 @given(target_lists(), st.sampled_from(["I64", "I32"]), st.sampled_from(["offset", "absolute"]))
-def test_a_recoded_vocab_map_is_decoded_again(
-    targets: tuple[tuple[int, ...], int], dtype: str, source: Any
-) -> None:
+def test_a_recoded_vocab_map_is_decoded_again(targets: tuple[tuple[int, ...], int], dtype: str, source: Any) -> None:
     other: Any = {"offset": "absolute", "absolute": "offset"}[source]
     held = list_tensor(from_targets(targets[0], source), dtype)
     step = RecodeVocabMap(source, other)
@@ -191,9 +187,7 @@ def test_what_is_left_out_is_derived_again(
 ) -> None:
     ids, vocab = targets
     files = {"d2t": list_tensor(ids, dtype), "t2d": mask(ids, vocab), "norm.weight": list_tensor([1])}
-    how = tuple(
-        (Derive(name, ids, vocab, "absolute"), files[name].dtype, files[name].shape) for name in names
-    )
+    how = tuple((Derive(name, ids, vocab, "absolute"), files[name].dtype, files[name].shape) for name in names)
     comes_back(DropTensors(how), files)
     bare = {name: tensor for name, tensor in files.items() if name not in names}
     comes_back(DeriveTensors(how), bare)
@@ -241,9 +235,7 @@ def test_decoded_aux_layers_can_be_encoded_again(name: str, ids: tuple[int, ...]
 @given(st.sampled_from(sorted(CONVENTIONS)), st.sampled_from(sorted(CONVENTIONS)), LAYER_LISTS, COUNTS)
 @example("layer_output_if_first_is_1", "hidden_states", (2, 8, 13), 16)
 @example("layer_output_unless_last_is_n", "hidden_states", (7, 11, 15), 16)
-def test_renumbered_aux_layers_are_numbered_back(
-    source: str, target: str, ids: tuple[int, ...], n: int | None
-) -> None:
+def test_renumbered_aux_layers_are_numbered_back(source: str, target: str, ids: tuple[int, ...], n: int | None) -> None:
     states = CONVENTIONS[source].decode(ids, n)
     assume(CONVENTIONS[target].encode(states, n) is not None)
     # A list that two spellings mean is taken in the one that encode gives; the plan keeps the other one's ids.
