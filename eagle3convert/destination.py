@@ -126,8 +126,7 @@ class Destination:
 
     @cached_property
     def spelling(self) -> TensorSpelling:
-        dims = self.drafter.reading.dims
-        return TensorSpelling(self.schema, dims.L or 1, dims.A or 3)
+        return TensorSpelling(self.schema, 1, 3)  # it only writes here, which needs no table of names
 
     def vocab_changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """(d2t and t2d to leave out, those to derive)."""

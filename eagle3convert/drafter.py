@@ -23,9 +23,9 @@ from eagle3convert.transforms import (
     State,
     Transform,
 )
+from eagle3convert.vocab import LARGEST_VOCABULARY
 
-# Features whose value belongs into a config; the others follow from the tensors.
-SAID_FEATURES = tuple(name for name, spec in FEATURES.items() if spec.source != "tensors")
+LAYERS_BEYOND = 64  # so many layers that the config states and the tensors lack are listed as missing, and no more
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,13 @@ class Drafter:
     def table(self) -> dict[str, TensorSpec]:
         """The tensors that a drafter of these sizes and features consists of, d2t and t2d apart."""
         reading, dims = self.reading, self.reading.dims
-        layers, aux = dims.L or 1, dims.A or 3
-        off = {name for name in FEATURES if not self._has(name)}
+        most = len(reading.checkpoint.tensors) + LAYERS_BEYOND  # a config may state any number
+        layers, aux = min(dims.L or 1, most), min(dims.A or 3, most)
+        off = {name for name in FEATURES if not reading.feature(name).value}
         table = {name: spec for name, spec in concrete_table(layers, aux) if spec.feature not in off}
         if reading.feature("shared_lm_head").value:
             table.pop("lm_head.weight", None)
         return table
-
-    def _has(self, feature: str) -> bool:
-        """Whether the tensors of a feature belong to the drafter: where config and tensors differ, it is disputed."""
-        fact = self.reading.feature(feature)
-        return bool(fact.value)
 
     @property
     def full_vocabulary(self) -> bool:
@@ -61,7 +57,9 @@ class Drafter:
         vocab = self.reading.vocab
         if vocab.targets is not None:
             return vocab.targets
-        return tuple(range(self.reading.dims.V or 0)) if self.full_vocabulary and vocab.values is None else None
+        size = self.reading.dims.V
+        counted = self.full_vocabulary and vocab.values is None and size is not None and size <= LARGEST_VOCABULARY
+        return tuple(range(size or 0)) if counted else None
 
     @cached_property
     def dtype(self) -> str | None:

@@ -66,7 +66,9 @@ class Reading:
 
     @cached_property
     def spelling(self) -> TensorSpelling:
-        aux = max((int(hit[1]) + 1 for name in self.checkpoint.tensors if (hit := _FC_NORM.search(name))), default=3)
+        names = self.checkpoint.tensors
+        numbers = (int(hit[1]) for name in names if (hit := _FC_NORM.search(name)))
+        aux = max((j + 1 for j in numbers if j < len(names)), default=3)
         return TensorSpelling(self.schema, layers_named(self.checkpoint.tensors), aux)
 
     @cached_property

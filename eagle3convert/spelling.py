@@ -15,9 +15,13 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def layers_named(names: Iterable[str]) -> int:
-    """How many decoder layers the names speak of; at least one, for the first may have a name without a number."""
-    found = [int(hit[1]) for name in names if (hit := _LAYER.search(name))]
-    return max(found, default=0) + 1
+    """How many decoder layers the names speak of; at least one, for the first may have a name without a number.
+
+    There cannot be more layers than names, so a number beyond them is a stray one.
+    """
+    known = tuple(names)
+    found = [int(hit[1]) for name in known if (hit := _LAYER.search(name))]
+    return max((i for i in found if i < len(known)), default=0) + 1
 
 
 class TensorSpelling:

@@ -16,6 +16,7 @@ from eagle3convert.checkpoint.stored import StoredTensor
 
 Encoding = Literal["offset", "absolute"]
 ENCODINGS: tuple[Encoding, ...] = ("offset", "absolute")
+LARGEST_VOCABULARY = 1 << 24  # tokens; a config that states more is damaged
 INTEGER_CODES = {"I64": "q", "I32": "i", "I16": "h", "U8": "B", "I8": "b"}
 
 

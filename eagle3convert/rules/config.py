@@ -9,6 +9,7 @@ from eagle3convert.findings import Finding, Severity
 from eagle3convert.nested import ABSENT, get
 from eagle3convert.rules.base import Case, Rule, destination_of
 from eagle3convert.rules.keys import head_dim_conflict
+from eagle3convert.vocab import LARGEST_VOCABULARY
 
 REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 NUMERIC = (*REQUIRED, "num_key_value_heads", "head_dim", "num_hidden_layers", "draft_vocab_size", "target_hidden_size")
@@ -33,6 +34,8 @@ class E501_FieldMissing(Rule):
                 )  # fmt: skip
             elif value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 yield self.finding(place, f"{place} is {value!r}; a whole number above 0 is wanted.", "Correct it.")
+            elif isinstance(value, int) and value > LARGEST_VOCABULARY:
+                yield self.finding(place, f"{place} is {value}; no drafter is so large.", "Correct it.")
 
 
 class W502_LayerCountCopied(Rule):
