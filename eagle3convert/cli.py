@@ -62,7 +62,8 @@ def run() -> None:
         click.echo(f"eagle3convert: {error}", err=True)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort) as stop:
-        click.echo(f"eagle3convert: interrupted; {str(stop.__cause__ or stop) or 'nothing was left behind.'}", err=True)
+        said = str(stop.__cause__ or stop)  # whoever was writing says what it left; nobody else can
+        click.echo(f"eagle3convert: interrupted{f'; {said}' if said else '.'}", err=True)
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()

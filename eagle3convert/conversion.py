@@ -18,14 +18,13 @@ from eagle3convert.identify import choose_source
 from eagle3convert.options import WANT_VERIFIER, Options, facts_from_hub, find_format
 from eagle3convert.planning import DTYPES, Plan, make_plan
 from eagle3convert.receipt import (
-    RECEIPT_FILE,
-    load_receipt,
     make_receipt,
     read_receipt,
     remembered,
     restoration_for,
     write_receipt,
 )
+from eagle3convert.replanning import replan
 from eagle3convert.schema import FormatSchema
 from eagle3convert.verification import Progress, Verification, verify_output
 
@@ -245,22 +244,3 @@ def verify(
         planned = replan(checkpoint, Path(out), format_files)
         planned.demand()
         return verify_output(planned, Path(out), progress)
-
-
-def replan(checkpoint: Checkpoint, out: Path, format_files: Sequence[str | Path] = ()) -> Plan:
-    """The plan by which `out` was made from a checkpoint, as the receipt in `out` tells it."""
-    receipt = load_receipt(out / RECEIPT_FILE)
-    if receipt is None:
-        raise CheckpointError(
-            f"{out / RECEIPT_FILE}: there is no receipt of a conversion here, so nothing says how {out} was made. "
-            f"Convert again."
-        )
-    said, made = receipt["assumptions"], receipt["destination"]
-    own = read_receipt(checkpoint)
-    facts = {"verifier": receipt["verifier"], **remembered(own, receipt["source"]["format"])}
-    options = Options(assume=said["assume"], aux_layers=said["aux_layers"], d2t_encoding=said["d2t_encoding"])
-    schema, destination = (find_format(n, format_files) for n in (receipt["source"]["format"], made["format"]))
-    back = restoration_for(own, schema.name, destination.name)
-    dtype = next((name for name, kind in DTYPES.items() if kind == made["dtype"]), None)
-    release = made["engine_version"] or ""
-    return make_plan(checkpoint, schema, destination, options.statements(facts), release, dtype, back)

@@ -138,9 +138,23 @@ class Examination:
 
     def report(self) -> DoctorReport:
         """The report as its Pydantic model, which `--json` prints."""
-        from eagle3convert.doctor_report import report_of
+        from eagle3convert.doctor_report import DoctorReport, FindingReport
 
-        return report_of(self)
+        dest = self.case.destination
+        return DoctorReport(
+            path=self.case.reading.checkpoint.label,
+            format=self.case.reading.schema.name,
+            engine=dest.schema.name if dest is not None else None,
+            release=dest.version if dest is not None else None,
+            outcome=self.outcome() if dest is not None else None,
+            verdict=self.verdict(),
+            findings=[FindingReport.model_validate(f.as_json()) for f in self.findings],
+            aux_layers=self.aux_table(),
+            vocab_map=self.map_table(),
+            mend=self.mend(),
+            served_by=self.served_by(),
+            skipped=self.skipped,
+        )
 
 
 STOPPING = frozenset({"E104", "E301", "E207", "E507", "E501"})

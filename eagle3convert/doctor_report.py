@@ -10,7 +10,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from eagle3convert.canonical import fold_names
-from eagle3convert.doctor import Examination
 
 
 class FindingReport(BaseModel):
@@ -48,28 +47,8 @@ class DoctorReport(BaseModel):
     skipped: dict[str, str] = Field(description="Codes that could not be checked, with the reason.")
 
 
-def report_of(examination: Examination) -> DoctorReport:
-    case = examination.case
-    dest = case.destination
-    return DoctorReport(
-        path=case.reading.checkpoint.label,
-        format=case.reading.schema.name,
-        engine=dest.schema.name if dest is not None else None,
-        release=dest.version if dest is not None else None,
-        outcome=examination.outcome() if dest is not None else None,
-        verdict=examination.verdict(),
-        findings=[FindingReport.model_validate(f.as_json()) for f in examination.findings],
-        aux_layers=examination.aux_table(),
-        vocab_map=examination.map_table(),
-        mend=examination.mend(),
-        served_by=examination.served_by(),
-        skipped=examination.skipped,
-    )
-
-
-def report_lines(examination: Examination, notes: bool = False) -> list[str]:
+def report_lines(report: DoctorReport, notes: bool = False) -> list[str]:
     """The report as text: the answer, the findings, what the engine will see, the command that mends it."""
-    report = report_of(examination)
     shown = [f for f in report.findings if notes or f.severity != "note"]
     lines = [report.verdict, ""]
     for code, severity, remedy in dict.fromkeys((f.code, f.severity, f.remedy) for f in shown):

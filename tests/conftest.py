@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,6 +26,12 @@ settings.load_profile("eagle3convert")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "speculators: needs a Python with the real speculators library")
+    # A program started by one that ignores a signal (nohup, a background job) ignores it as well; handlers are not
+    # inherited, so the programs under test meet the signals as they would in a terminal.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 def run_command(*words: str | Path, cwd: Path | None = None, **options: object) -> subprocess.CompletedProcess[str]:

@@ -116,7 +116,9 @@ class OutputFolder:
             self._discard()
             self._signals.restore()
         if error is None:
-            self._signals.deliver()
+            self._signals.deliver(f"{self._shown} was written, and is whole.")
+        if isinstance(error, KeyboardInterrupt) and not error.args:
+            raise KeyboardInterrupt("nothing was left behind.") from error
 
     def _check(self) -> None:
         """Everything about OUT that can be known to be wrong before anything is written."""

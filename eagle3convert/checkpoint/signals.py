@@ -57,11 +57,11 @@ class Signals:
             signal.signal(number, handler)
         self._before.clear()
 
-    def deliver(self) -> None:
-        """Acts on the first signal that was noted, as it would have been acted on when it came."""
+    def deliver(self, done: str) -> None:
+        """Acts on the first signal that was noted, as when it came; a KeyboardInterrupt says what is ``done``."""
         if self._held:
             number = self._held[0]
             self._held.clear()
             if number == signal.SIGINT:
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt(done)
             raise Terminated(number)

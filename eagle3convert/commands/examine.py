@@ -69,7 +69,8 @@ def doctor(
             advance=bar.advance,
             **stated,
         )
-    click.echo(found.report().model_dump_json(indent=2) if as_json else "\n".join(report_lines(found, notes=verbose)))
+    report = found.report()
+    click.echo(report.model_dump_json(indent=2) if as_json else "\n".join(report_lines(report, notes=verbose)))
     if note := found.case.reading.checkpoint.read_note():
         click.echo(note, err=True)
     serious = ("error", "warning") if strict else ("error",)

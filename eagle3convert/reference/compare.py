@@ -12,7 +12,6 @@ from torch import Tensor
 
 from eagle3convert.byteops import FLOAT_NAMES
 from eagle3convert.checkpoint.source import Checkpoint, open_checkpoint
-from eagle3convert.conversion import replan
 from eagle3convert.drafter import Drafter
 from eagle3convert.hub.opening import open_source
 from eagle3convert.planning import Plan
@@ -20,6 +19,7 @@ from eagle3convert.reference.as_served import Served, as_read, reading_of
 from eagle3convert.reference.cache import Packed
 from eagle3convert.reference.interpretation import Interpretation, as_trained
 from eagle3convert.reference.weights import random_rows
+from eagle3convert.replanning import replan
 from eagle3convert.schema import FormatSchema
 
 ROWS = 32  # positions of the random text

@@ -362,6 +362,25 @@ class TestSignals:
         assert names(tmp_path) == ["out"]
         assert names(tmp_path / "out") == ["config.json"]
 
+    def test_ctrl_c_during_the_last_step_says_that_the_output_is_whole(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = output._sync_tree
+
+        def sync(folder: Path) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            real(folder)
+
+        monkeypatch.setattr(output, "_sync_tree", sync)
+        with pytest.raises(KeyboardInterrupt, match="out was written, and is whole"):
+            fill(tmp_path / "out")
+        assert names(tmp_path) == ["out"]
+
+    def test_ctrl_c_while_writing_says_that_nothing_is_left(self, tmp_path: Path) -> None:
+        with pytest.raises(KeyboardInterrupt, match="nothing was left behind"), OutputFolder(tmp_path / "out"):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert names(tmp_path) == []
+
     def test_another_thread_can_write_too(self, tmp_path: Path) -> None:
         thread = threading.Thread(target=fill, args=(tmp_path / "out",))
         thread.start()
