@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle3convert.byteops import run_all
 from eagle3convert.checkpoint.output import OutputFolder
 from eagle3convert.checkpoint.source import Checkpoint
 from eagle3convert.checkpoint.writer import OutputTensor, write_weights
 from eagle3convert.errors import CheckpointError, UsageError, VerificationFailed
+from eagle3convert.formats import find_format
 from eagle3convert.hub.opening import fetched, open_source
-from eagle3convert.identify import choose_source
-from eagle3convert.options import WANT_VERIFIER, Options, facts_from_hub, find_format
+from eagle3convert.identify import contradiction, source_schema
+from eagle3convert.options import WANT_VERIFIER, Options, facts_from_hub
 from eagle3convert.planning import DTYPES, Plan, make_plan
 from eagle3convert.receipt import (
     make_receipt,
@@ -63,10 +65,8 @@ def plan_checkpoint(checkpoint: Checkpoint, source_format: str, destination_form
         raise UsageError(f"dtype {options.dtype!r}: say one of {', '.join(DTYPES)}.")
     receipt = read_receipt(checkpoint)
     destination = find_format(destination_format, options.format_files)
-    if source_format == "auto":
-        schema = choose_source(checkpoint, receipt, options.format_files)
-    else:
-        schema = find_format(source_format, options.format_files)
+    schema = source_schema(checkpoint, source_format, receipt, options.format_files)
+    if source_format != "auto":
         refuse_contradiction(checkpoint, schema)
     statements = options.statements(remembered(receipt, schema.name))
     back = restoration_for(receipt, schema.name, destination.name)
@@ -82,8 +82,6 @@ def plan_checkpoint(checkpoint: Checkpoint, source_format: str, destination_form
 
 def refuse_contradiction(checkpoint: Checkpoint, schema: FormatSchema) -> None:
     """A stated format that a field of the config rules out is refused by that field."""
-    from eagle3convert.identify import contradiction
-
     field = contradiction(checkpoint, schema)
     if field is not None:
         raise CheckpointError(
@@ -113,35 +111,32 @@ def convert(
     destination would compute something else; CheckpointError, OutputError or VerificationFailed otherwise.  In every
     such case `out` is as it was before.  `verify=False` is for measuring only: such an output says that it is unproven.
     """
+    options = Options(**stated)
     with open_source(source) as checkpoint:
-        planned = plan_checkpoint(checkpoint, source_format, destination_format, Options(**stated))
-        planned.demand()
-        if checkpoint.is_remote:  # nothing is downloaded for a conversion that is refused
-            return convert_fetched(
-                checkpoint, source_format, destination_format, Options(**stated), Path(out),
-                force=force, max_shard_size=max_shard_size, progress=progress, durable=durable, check=verify,
+        planned = plan_checkpoint(checkpoint, source_format, destination_format, options)
+        with on_this_machine(planned, source_format, destination_format, options) as planned:
+            return write_plan(
+                planned,
+                Path(out),
+                force=force,
+                max_shard_size=max_shard_size,
+                progress=progress,
+                durable=durable,
+                check=verify,
                 numeric=numeric,
-            )  # fmt: skip
-        return write_plan(
-            planned,
-            Path(out),
-            force=force,
-            max_shard_size=max_shard_size,
-            progress=progress,
-            durable=durable,
-            check=verify,
-            numeric=numeric,
-        )
+            )
 
 
-def convert_fetched(
-    checkpoint: Checkpoint, source_format: str, destination_format: str, options: Options, out: Path, **how: Any
-) -> Result:
-    """Download an open drafter from the Hub, and convert it as it is on this machine then."""
+@contextmanager
+def on_this_machine(planned: Plan, source_format: str, destination_format: str, options: Options) -> Iterator[Plan]:
+    """The plan over weights that are here: once it holds, a drafter on the Hub is downloaded and planned again."""
+    planned.demand()
+    checkpoint = planned.drafter.reading.checkpoint
     with fetched(checkpoint) as local:
-        planned = plan_checkpoint(local, source_format, destination_format, options)
-        planned.demand()
-        return write_plan(planned, out, **how)
+        if local is not checkpoint:
+            planned = plan_checkpoint(local, source_format, destination_format, options)
+            planned.demand()
+        yield planned
 
 
 def write_plan(
@@ -204,20 +199,8 @@ def output_tensors(planned: Plan) -> list[OutputTensor]:
         if stored is not None and not row.ops:
             rows.append(OutputTensor(name, row.dtype, row.shape, stored))
             continue
-        read, dtype, shape = (
-            (stored.read, stored.dtype, stored.shape) if stored is not None else (_nothing, row.dtype, row.shape)
-        )
-        rows.append(
-            OutputTensor(
-                name, row.dtype, row.shape, None,
-                lambda ops=row.ops, read=read, dtype=dtype, shape=shape: run_all(ops, read, dtype, shape),  # type: ignore[misc]
-            )
-        )  # fmt: skip
+        rows.append(OutputTensor(name, row.dtype, row.shape, None, partial(row.blocks, stored)))
     return rows
-
-
-def _nothing(start: int, length: int) -> bytes:
-    return b""
 
 
 def output_metadata(planned: Plan) -> dict[str, str]:

@@ -14,9 +14,10 @@ from eagle3convert.destination import Destination
 from eagle3convert.drafter import Drafter
 from eagle3convert.errors import UsageError
 from eagle3convert.findings import Finding, Severity
+from eagle3convert.formats import find_format
 from eagle3convert.hub.opening import open_source
-from eagle3convert.identify import choose_source
-from eagle3convert.options import Options, find_format
+from eagle3convert.identify import source_schema
+from eagle3convert.options import Options
 from eagle3convert.planning import Plan
 from eagle3convert.reading import Reading
 from eagle3convert.receipt import read_receipt, remembered
@@ -203,7 +204,7 @@ def make_case(
 ) -> Case:
     """The case of a checkpoint: as its own format reads it, and as the engine would take it."""
     receipt = read_receipt(checkpoint)
-    schema = choose_source(checkpoint, receipt) if format_name == "auto" else find_format(format_name)
+    schema = source_schema(checkpoint, format_name, receipt)
     drafter = Drafter(Reading(checkpoint, schema, options.statements(remembered(receipt, schema.name))))
     destination, served = None, None
     if engine is not None:

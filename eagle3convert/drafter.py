@@ -73,7 +73,7 @@ class Drafter:
     def fields(self) -> dict[str, Any]:
         """The canonical fields of the drafter as it was trained; unknown ones are absent."""
         reading = self.reading
-        stated = decoded_fields(ConfigSpelling(reading.schema), reading.checkpoint.config)
+        stated = self.source_fields
         kept = {"rope", "layer_types", "quantization_config"}
         fields = {k: v for k, v in stated.items() if k in kept or k.startswith("neutral.")}
         fields.setdefault("rope", {"rope_type": "default", "rope_theta": DEFAULT_THETA})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,6 +72,12 @@ def load_format(name: str) -> FormatSchema:
             f"A format of your own goes into a file given with --format-file."
         )
     return load_format_file(schemas_folder() / f"{name}.toml")
+
+
+def find_format(name: str, files: Sequence[str | Path] = ()) -> FormatSchema:
+    """The format of that name, from the user's own files first."""
+    own = [load_format_file(Path(file)) for file in files]
+    return next((schema for schema in own if schema.name == name), None) or load_format(name)
 
 
 def all_formats() -> tuple[FormatSchema, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from eagle3convert.checkpoint.source import Checkpoint
 from eagle3convert.errors import CheckpointError
-from eagle3convert.formats import all_formats, load_format, load_format_file
+from eagle3convert.formats import all_formats, find_format
 from eagle3convert.nested import ABSENT, get
 from eagle3convert.patterns import Pattern
 from eagle3convert.schema import FormatSchema
@@ -74,6 +74,18 @@ def _any(checkpoint: Checkpoint, pattern: str) -> bool:
     return any(wanted.match(name) is not None for name in checkpoint.tensors)
 
 
+def source_schema(
+    checkpoint: Checkpoint,
+    name: str,
+    receipt: Mapping[str, Any] | None = None,
+    format_files: Sequence[str | Path] = (),
+) -> FormatSchema:
+    """The format that a caller names for a checkpoint; "auto" means the one that it is in."""
+    if name == "auto":
+        return choose_source(checkpoint, receipt, format_files)
+    return find_format(name, format_files)
+
+
 def choose_source(
     checkpoint: Checkpoint, receipt: Mapping[str, Any] | None = None, format_files: Sequence[str | Path] = ()
 ) -> FormatSchema:
@@ -83,9 +95,7 @@ def choose_source(
     alike the choice does not matter: the one of higher rank is taken.
     """
     if receipt is not None:
-        own = (load_format_file(Path(file)) for file in format_files)
-        name = receipt["destination"]["format"]
-        return next((schema for schema in own if schema.name == name), None) or load_format(name)
+        return find_format(receipt["destination"]["format"], format_files)
     ranked = [c for c in candidates(checkpoint) if c.score > 0]
     if not ranked:
         raise CheckpointError(

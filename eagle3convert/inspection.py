@@ -10,8 +10,8 @@ from eagle3convert.canonical import FEATURES, fold_names
 from eagle3convert.drafter import Drafter
 from eagle3convert.findings import Finding
 from eagle3convert.hub.opening import open_source
-from eagle3convert.identify import Candidate, candidates, choose_source
-from eagle3convert.options import Options, find_format
+from eagle3convert.identify import Candidate, candidates, source_schema
+from eagle3convert.options import Options
 from eagle3convert.reading import Reading
 from eagle3convert.receipt import read_receipt, remembered
 from eagle3convert.rules import Case, lint
@@ -143,7 +143,7 @@ def inspect_drafter(folder: str | Path, format_name: str = "auto", **stated: Any
     options = Options(**stated)
     with open_source(folder) as checkpoint:
         receipt = read_receipt(checkpoint)
-        schema = choose_source(checkpoint, receipt) if format_name == "auto" else find_format(format_name)
+        schema = source_schema(checkpoint, format_name, receipt)
         drafter = Drafter(Reading(checkpoint, schema, options.statements(remembered(receipt, schema.name))))
         found = lint(Case(drafter))
         inspection = Inspection(drafter, candidates(checkpoint), receipt, found)

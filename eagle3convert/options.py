@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3convert.errors import UsageError
-from eagle3convert.formats import load_format, load_format_file
 from eagle3convert.reading import Statements, parse_assumptions
-from eagle3convert.schema import FormatSchema
 from eagle3convert.verifier import VerifierFacts, from_config, from_file
 from eagle3convert.verifier_weights import VerifierWeights, open_verifier
 
@@ -60,12 +58,6 @@ class Options:
         """The verifier's weights, where --verifier is a folder that holds them."""
         folder = Path(self.verifier) if self.verifier is not None else None
         return open_verifier(folder) if folder is not None and folder.is_dir() else None
-
-
-def find_format(name: str, files: Sequence[str | Path] = ()) -> FormatSchema:
-    """The format of that name, from the user's own files first."""
-    own = [load_format_file(Path(file)) for file in files]
-    return next((schema for schema in own if schema.name == name), None) or load_format(name)
 
 
 WANT_VERIFIER = frozenset({"E305", "E306"})  # refusals that the verifier's config.json may lift

@@ -7,7 +7,6 @@ Nothing is judged here and nothing raises: what contradicts or is missing stays 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +18,7 @@ from eagle3convert.checkpoint.source import Checkpoint
 from eagle3convert.checkpoint.stored import StoredTensor
 from eagle3convert.fields import ConfigReading, ConfigSpelling
 from eagle3convert.schema import FormatSchema
-from eagle3convert.spelling import NameReading, TensorSpelling, layers_named, read_names
+from eagle3convert.spelling import NameReading, TensorSpelling, fc_norms_named, layers_named, read_names
 from eagle3convert.verifier import VerifierFacts
 from eagle3convert.vocab import Encoding, VocabReading, judge
 
@@ -33,7 +32,6 @@ _TENSOR_PROOF = {
     "fc_bias": "fc.bias",
     "multi_layer": "layers.1.post_attention_layernorm.weight",
 }
-_FC_NORM = re.compile(r"(?:^|\.)fc_norm\.(\d+)\.")
 MLA_TENSORS = ("kv_a_proj_with_mqa", "kv_b_proj", "q_a_proj")
 
 
@@ -67,9 +65,7 @@ class Reading:
     @cached_property
     def spelling(self) -> TensorSpelling:
         names = self.checkpoint.tensors
-        numbers = (int(hit[1]) for name in names if (hit := _FC_NORM.search(name)))
-        aux = max((j + 1 for j in numbers if j < len(names)), default=3)
-        return TensorSpelling(self.schema, layers_named(self.checkpoint.tensors), aux)
+        return TensorSpelling(self.schema, layers_named(names), fc_norms_named(names))
 
     @cached_property
     def names(self) -> NameReading:

@@ -29,6 +29,11 @@ def fingerprint(config: Mapping[str, Any], tensors: Mapping[str, tuple[str, tupl
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def fingerprint_of(checkpoint: Checkpoint) -> str:
+    """The fingerprint of a checkpoint as it is now."""
+    return fingerprint(checkpoint.config, {n: (t.dtype, t.shape) for n, t in checkpoint.tensors.items()})
+
+
 def _written(plan: Plan) -> str:
     return fingerprint(plan.output.config, {n: (r.dtype, r.shape) for n, r in plan.output.tensors.items()})
 
@@ -120,8 +125,7 @@ def read_receipt(checkpoint: Checkpoint) -> dict[str, Any] | None:
     receipt = load_receipt(checkpoint.path / RECEIPT_FILE)
     if receipt is None:
         return None
-    now = fingerprint(checkpoint.config, {n: (t.dtype, t.shape) for n, t in checkpoint.tensors.items()})
-    return receipt if receipt.get("written") == now else None
+    return receipt if receipt.get("written") == fingerprint_of(checkpoint) else None
 
 
 def restoration_for(receipt: Mapping[str, Any] | None, source: str, destination: str) -> Restoration | None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from eagle3convert.checkpoint.source import Checkpoint
 from eagle3convert.errors import CheckpointError
-from eagle3convert.options import Options, find_format
+from eagle3convert.formats import find_format
+from eagle3convert.options import Options
 from eagle3convert.planning import DTYPES, Plan, make_plan
 from eagle3convert.receipt import RECEIPT_FILE, load_receipt, read_receipt, remembered, restoration_for
 

@@ -23,25 +23,20 @@ if TYPE_CHECKING:
 BAR_FROM = 64 << 20  # bytes from which on a progress bar is worth its import
 
 
-class Bar:
-    """A progress bar on stderr over so many bytes, or over those of a folder; silent for small drafters."""
+class _OnStderr:
+    """A progress bar on stderr, imported and shown only where there is a terminal to show it on."""
 
-    def __init__(self, what: str, size: int | Path, hidden: bool) -> None:
-        self._what = what
-        self._total = size if isinstance(size, int) else _folder_size(size)
-        self._hidden = hidden or self._total < BAR_FROM or not sys.stderr.isatty()
+    def __init__(self, hidden: bool, **shown: Any) -> None:
+        self._hidden = hidden or not sys.stderr.isatty()
+        self._shown = shown
         self._bar: Any = None
 
     def __enter__(self) -> Self:
         if not self._hidden:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=self._total, unit="B", unit_scale=True, desc=self._what, leave=False)
+            self._bar = tqdm(leave=False, **self._shown)
         return self
-
-    def advance(self, count: int) -> None:
-        if self._bar is not None:
-            self._bar.update(count)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -50,32 +45,29 @@ class Bar:
             self._bar.close()
 
 
-class Steps:
-    """A progress bar on stderr over a number of runs that is known only while they are made."""
+class Bar(_OnStderr):
+    """A progress bar over so many bytes, or over those of a folder; silent for small drafters."""
+
+    def __init__(self, what: str, size: int | Path, hidden: bool) -> None:
+        total = size if isinstance(size, int) else _folder_size(size)
+        super().__init__(hidden or total < BAR_FROM, total=total, unit="B", unit_scale=True, desc=what)
+
+    def advance(self, count: int) -> None:
+        if self._bar is not None:
+            self._bar.update(count)
+
+
+class Steps(_OnStderr):
+    """A progress bar over a number of runs that is known only while they are made."""
 
     def __init__(self, what: str, hidden: bool) -> None:
-        self._what = what
-        self._hidden = hidden or not sys.stderr.isatty()
-        self._bar: Any = None
-
-    def __enter__(self) -> Self:
-        if not self._hidden:
-            from tqdm import tqdm
-
-            self._bar = tqdm(desc=self._what, leave=False)
-        return self
+        super().__init__(hidden, desc=what)
 
     def at(self, done: int, most: int) -> None:
         """So many runs are done, of so many at the most."""
         if self._bar is not None:
             self._bar.total = most
             self._bar.update(done - self._bar.n)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 def conversion_bar(plan: Plan, hidden: bool) -> Bar:

@@ -12,16 +12,27 @@ from eagle3convert.schema import FormatSchema, Spelling
 
 _COMPANION = re.compile(rf"^(?P<module>.+)\.(?P<suffix>{'|'.join(COMPANION_SUFFIXES)})$")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_FC_NORM = re.compile(r"(?:^|\.)fc_norm\.(\d+)\.")
 
 
 def layers_named(names: Iterable[str]) -> int:
-    """How many decoder layers the names speak of; at least one, for the first may have a name without a number.
+    """How many decoder layers the names speak of; at least one, for the first may have a name without a number."""
+    return _count_named(_LAYER, names, default=1)
 
-    There cannot be more layers than names, so a number beyond them is a stray one.
+
+def fc_norms_named(names: Iterable[str]) -> int:
+    """How many aux states the names of the fc_norms speak of; three, the usual number, where there are none."""
+    return _count_named(_FC_NORM, names, default=3)
+
+
+def _count_named(numbered: re.Pattern[str], names: Iterable[str], default: int) -> int:
+    """One more than the highest number in the names.
+
+    There cannot be more layers or states than names, so a number beyond them is a stray one.
     """
     known = tuple(names)
-    found = [int(hit[1]) for name in known if (hit := _LAYER.search(name))]
-    return max((i for i in found if i < len(known)), default=0) + 1
+    found = (int(hit[1]) for name in known if (hit := numbered.search(name)))
+    return max((i + 1 for i in found if i < len(known)), default=default)
 
 
 class TensorSpelling:

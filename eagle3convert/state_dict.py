@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle3convert.byteops import run_all
 from eagle3convert.checkpoint.source import Checkpoint
 from eagle3convert.checkpoint.stored import MemoryFile, StoredTensor
 from eagle3convert.conversion import plan_checkpoint
@@ -63,8 +62,7 @@ def convert_state_dict(
             converted[name] = state_dict[row.origin]
             continue
         old = stored[row.origin] if row.origin is not None else None
-        read, dtype, shape = (old.read, old.dtype, old.shape) if old else (_nothing, row.dtype, row.shape)
-        data = bytearray(b"".join(run_all(row.ops, read, dtype, shape)))
+        data = bytearray(b"".join(row.blocks(old)))
         converted[name] = torch.frombuffer(data, dtype=getattr(torch, _TORCH_NAMES[row.dtype])).reshape(row.shape)
     return ConvertedStateDict(converted, dict(plan.output.config), plan)
 
@@ -82,7 +80,3 @@ def _stored(name: str, tensor: torch.Tensor, dtypes: Mapping[Any, str], torch: A
         0,
         flat.numel(),
     )
-
-
-def _nothing(start: int, length: int) -> bytes:
-    return b""

@@ -7,11 +7,12 @@ things may trade places when a path is simplified.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
-from eagle3convert.byteops import ByteOp, Cast, Derive, PermuteBlocks, Recode, simplified
+from eagle3convert.byteops import ByteOp, Cast, Derive, PermuteBlocks, Recode, run_all, simplified
+from eagle3convert.checkpoint.stored import StoredTensor
 from eagle3convert.conventions import CONVENTIONS
 from eagle3convert.vocab import Encoding
 
@@ -27,6 +28,16 @@ class Row:
 
     def then(self, op: ByteOp, **changes: Any) -> Row:
         return replace(self, ops=simplified((*self.ops, op)), **changes)
+
+    def blocks(self, stored: StoredTensor | None) -> Iterator[bytes]:
+        """The bytes of this tensor, made from those of its origin, in blocks; a derived one has no origin (None)."""
+        if stored is None:
+            return run_all(self.ops, _nothing, self.dtype, self.shape)
+        return run_all(self.ops, stored.read, stored.dtype, stored.shape)
+
+
+def _nothing(start: int, length: int) -> bytes:
+    return b""
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,8 @@ def convert(
 
     IN is a folder, or a repo on the Hub: ORG/NAME, ORG/NAME@REVISION, hf://ORG/NAME@REVISION/FOLDER.
     """
-    from eagle3convert.conversion import plan_checkpoint, write_plan
-    from eagle3convert.hub.opening import fetched, open_source
+    from eagle3convert.conversion import on_this_machine, plan_checkpoint, write_plan
+    from eagle3convert.hub.opening import open_source
     from eagle3convert.options import Options
     from eagle3convert.reading import parse_assumptions
     from eagle3convert.report import conversion_bar, print_findings, print_plan, print_result
@@ -80,14 +80,13 @@ def convert(
                 click.echo(checkpoint.read_note(), err=True)
             _finish(described, report, as_json)
             return
-        with fetched(checkpoint) as local:
-            if local is not checkpoint:  # nothing was downloaded before the plan was known to hold
-                plan = plan_checkpoint(local, source_format, destination_format, options)
-                plan.demand()
-            with conversion_bar(plan, hidden=quiet or as_json) as bar:
-                result = write_plan(
-                    plan, out, force=force, max_shard_size=max_shard_size, numeric=numeric, progress=bar.advance
-                )
+        with (
+            on_this_machine(plan, source_format, destination_format, options) as plan,
+            conversion_bar(plan, hidden=quiet or as_json) as bar,
+        ):
+            result = write_plan(
+                plan, out, force=force, max_shard_size=max_shard_size, numeric=numeric, progress=bar.advance
+            )
     described |= {"out": str(out), "verification": result.verification.as_json(), "receipt": result.receipt}
     if not as_json and not quiet:
         print_result(result, verbose=verbose)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from eagle3convert.checkpoint.source import open_checkpoint
 from eagle3convert.hub.errors import PushRefused
 from eagle3convert.hub.names import HubOrigin
-from eagle3convert.receipt import RECEIPT_FILE, RECEIPT_VERSION, fingerprint
+from eagle3convert.receipt import RECEIPT_FILE, RECEIPT_VERSION, fingerprint_of
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
@@ -78,8 +78,7 @@ def read_converted(path: Path) -> ConvertedFolder:
     """
     with open_checkpoint(path) as checkpoint:
         receipt = _receipt(path)
-        tensors = {name: (tensor.dtype, tensor.shape) for name, tensor in checkpoint.tensors.items()}
-        if fingerprint(checkpoint.config, tensors) != receipt["written"]:
+        if fingerprint_of(checkpoint) != receipt["written"]:
             raise PushRefused(
                 f"{path}: config.json or the weights are not those that were verified ({RECEIPT_FILE} tells). "
                 "Convert again, then push."

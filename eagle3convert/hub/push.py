@@ -28,7 +28,7 @@ from eagle3convert.hub.retrying import retried
 from eagle3convert.hub.rights import Rights, check_rights, repo_of
 from eagle3convert.hub.source_card import card_at, licence_texts, source_card, validate_on_hub
 from eagle3convert.hub.sources import open_hub_checkpoint
-from eagle3convert.receipt import fingerprint
+from eagle3convert.receipt import fingerprint_of
 
 
 @dataclass(frozen=True)
@@ -237,8 +237,7 @@ def _read_back(converted: ConvertedFolder, repo: str, landed: Landed, files: tup
     wrong = [file.name for file in differing(files, entries_at(repo, landed.commit, _names(files)))]
     if not wrong:
         with open_hub_checkpoint(HubSource(repo, landed.commit)) as checkpoint:
-            tensors = {name: (tensor.dtype, tensor.shape) for name, tensor in checkpoint.tensors.items()}
-            if fingerprint(checkpoint.config, tensors) == converted.receipt["written"]:
+            if fingerprint_of(checkpoint) == converted.receipt["written"]:
                 return
         wrong = ["config.json or the headers of the weights"]
     raise HubError(

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from eagle3convert.errors import CheckpointError
-from eagle3convert.formats import all_formats
-from eagle3convert.options import find_format
+from eagle3convert.formats import all_formats, find_format
 from eagle3convert.reference.as_served import Served, as_read, as_served
 from eagle3convert.reference.bench import Bench, Score, Variant
 from eagle3convert.reference.subject import Subject

@@ -13,8 +13,8 @@ import torch
 
 from eagle3convert.checkpoint.source import open_checkpoint
 from eagle3convert.errors import UsageError
-from eagle3convert.identify import choose_source
-from eagle3convert.options import Options, find_format
+from eagle3convert.identify import source_schema
+from eagle3convert.options import Options
 from eagle3convert.reading import Reading
 from eagle3convert.receipt import read_receipt, remembered
 from eagle3convert.reference.bench import Bench, Judge, Score, Variant, limited
@@ -71,7 +71,7 @@ def replay(
     try:
         with open_checkpoint(Path(drafter_folder)) as checkpoint:
             receipt = read_receipt(checkpoint)
-            schema = choose_source(checkpoint, receipt) if format_name == "auto" else find_format(format_name)
+            schema = source_schema(checkpoint, format_name, receipt)
             reading = Reading(checkpoint, schema, options.statements(remembered(receipt, schema.name)))
             states = read_states(states_files, reading.aux.ascending, reading.dims.A or 3)
             subject = prepare(reading, limited(states, limit), weights, compute, device)

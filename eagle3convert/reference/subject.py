@@ -17,7 +17,7 @@ from eagle3convert.reference.interpretation import Interpretation, as_trained
 from eagle3convert.reference.states import CapturedStates
 from eagle3convert.reference.verifier_weights import VerifierWeights
 from eagle3convert.reference.weights import Rows, Weights
-from eagle3convert.vocab import targets_of, to_targets
+from eagle3convert.vocab import from_targets, targets_of, to_targets
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _maps(drafter: Drafter, trained: Interpretation, size: int) -> dict[str, Ten
     found: dict[str, tuple[int, ...]] = {}
     if values is not None:
         found = {"offset": tuple(to_targets(values, "offset")), "absolute": tuple(values)}
-        less = tuple(v - i for i, v in enumerate(values))
+        less = tuple(from_targets(values, "offset"))
         if min(less, default=-1) >= 0 and len(set(less)) == len(less):
             found["offset added twice"] = less
     if mask is not None and sum(mask) == size and tuple(targets_of(mask)) not in found.values():

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3convert.byteops import run_all
 from eagle3convert.checkpoint.stored import StoredTensor
 from eagle3convert.errors import CheckpointError
 from eagle3convert.transforms import Row
@@ -97,7 +96,7 @@ class Weights:
             read_tensor(stored)  # refuses what is quantised by its dtype
             raise CheckpointError(f"{self._place(name)} is {stored.dtype}; a weight is a float.")
         if row.ops:
-            data = bytearray().join(run_all(row.ops, stored.read, stored.dtype, stored.shape))
+            data = bytearray().join(row.blocks(stored))
             value = torch.frombuffer(data, dtype=DTYPES[row.dtype]).reshape(row.shape)
         else:
             value = read_tensor(stored)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from eagle3convert.findings import Finding, Severity
 from eagle3convert.rules.base import Case, Rule
+from eagle3convert.vocab import targets_of
 
 
 def _d2t(case: Case) -> str:
@@ -77,7 +78,7 @@ class E203_MapsDisagree(Rule):
         whole = [r for r in vocab.readings if not r.out_of_range and not r.duplicated]
         if not whole:
             return
-        selected = {i for i, bit in enumerate(vocab.mask) if bit}
+        selected = set(targets_of(vocab.mask))
         reading = next((r for r in whole if r.encoding == case.reading.schema.vocab_map.encoding), whole[0])
         only = sorted(set(reading.targets) - selected)[:3]
         shown = f", for example {', '.join(map(str, only))} stand in d2t only" if only else ""
