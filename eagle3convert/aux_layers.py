@@ -51,6 +51,11 @@ def family_of(schema: FormatSchema, verifier: VerifierFacts) -> Family | None:
     )
 
 
+def broken_in(family: Family, release: str) -> bool:
+    """Whether this release captures something else than the states of this family."""
+    return family.broken_since is not None and holds(release, family.broken_since)
+
+
 def rule_at(schema: FormatSchema, family: Family | None, release: str) -> AuxRule:
     """The rule of one release; without a family the format's general one."""
     aux = schema.aux_layers
@@ -63,7 +68,7 @@ def rule_at(schema: FormatSchema, family: Family | None, release: str) -> AuxRul
     return AuxRule(
         CONVENTIONS[own or aux.convention],
         family.default if family is not None and family.default else aux.default,
-        family is None or holds(release, family.since),
+        family is None or (holds(release, family.since) and not broken_in(family, release)),
         bool(aux.keys) and holds(release, aux.since),
         holds(release, aux.custom_since),
         embedding and holds(release, embedding_since),
@@ -74,16 +79,19 @@ def rule_at(schema: FormatSchema, family: Family | None, release: str) -> AuxRul
 def bounds_of(schema: FormatSchema, family: Family | None) -> tuple[str | None, ...]:
     """The releases at which the rule of a family changes."""
     aux = schema.aux_layers
-    own = (family.since, family.convention_since, family.embedding_since, family.final_since) if family else ()
+    own: tuple[str | None, ...] = ()
+    if family is not None:
+        own = (family.since, family.convention_since, family.embedding_since, family.final_since, family.broken_since)
     return (aux.since, aux.custom_since, aux.embedding_since, *own)
 
 
 def lowest_release(
-    schema: FormatSchema, family: Family | None, states: Ids, ids: Ids | None, n: int | None
+    schema: FormatSchema, family: Family | None, states: Ids, ids: Ids | None, n: int | None, last: str
 ) -> str | None:
-    """The lowest release from which on these ids feed just these states."""
+    """The lowest release from which on, up to `last`, these ids feed just these states."""
     return lowest_serving(
-        *schema.releases,
+        schema.releases[0],
+        last,
         bounds_of(schema, family),
         lambda release: rule_at(schema, family, release).serves(states, ids, n),
     )

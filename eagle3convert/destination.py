@@ -88,10 +88,15 @@ class Destination:
 
     @cached_property
     def aux_release(self) -> str | None:
-        """The lowest release from which on the written ids feed the trained states; None where none does."""
+        """The lowest release from which on the written ids feed the trained states; None where none does.
+
+        Where the newest release does not, those up to the release asked for count.
+        """
         if self.states is None:
             return self.schema.releases[0]
-        return lowest_release(self.schema, self.family, self.states, self.aux_ids, self.layers)
+        lasts = dict.fromkeys((self.schema.releases[1], self.version))
+        told = (self.schema, self.family, self.states, self.aux_ids, self.layers)
+        return next((r for last in lasts if (r := lowest_release(*told, last)) is not None), None)
 
     @property
     def aux_bounds(self) -> tuple[str | None, ...]:
@@ -114,6 +119,9 @@ class Destination:
         count, count_since = reading.dims.A, self.schema.aux_layers.count_since
         if count is not None and count != 3 and count_since is not None:
             yield f"{count} aux layers", count_since
+        size, vocab = reading.dims.DV, self.schema.vocab_map
+        if vocab.padding_cut_since and size is not None and size % vocab.multiple and size != reading.dims.V:
+            yield f"a draft vocabulary of {size}, no multiple of {vocab.multiple},", vocab.padding_cut_since
         if self.aux_release is not None and self.aux_release != self.schema.releases[0]:
             yield f"aux layers {list(self.states or ())}", self.aux_release
 

@@ -55,12 +55,20 @@ class Examination:
 
     def outcome(self) -> str:
         """What the engine will do: one of the values of `DoctorReport.outcome`."""
-        if any(f.code in UNTOLD for f in self.errors):
+        codes = {f.code for f in self.errors}
+        if codes & UNTOLD:
             return "not examined"
-        if not self.errors:
-            return "draft as trained"
-        stops = any(f.data.get("outcome") == "stops" or f.code in STOPPING for f in self.errors)
-        return "fail to start" if stops else "load and accept almost nothing"
+        if any(map(self._stops, self.errors)):
+            return "fail to start"
+        if UNSAID in codes:
+            return "not examined"
+        return "load and accept almost nothing" if codes else "draft as trained"
+
+    def _stops(self, finding: Finding) -> bool:
+        """Whether the engine does not start because of this; some engines do not start where others go on."""
+        reader = self.engine.reader if self.engine is not None else None
+        strict = reader is not None and getattr(reader, BY_READER.get(finding.code, ""), None) == "stops"
+        return strict or finding.code in STOPPING or finding.data.get("outcome") == "stops"
 
     def verdict(self) -> str:
         """The answer in one paragraph."""
@@ -158,12 +166,19 @@ class Examination:
         )
 
 
-STOPPING = frozenset({"E104", "E301", "E207", "E507", "E501"})
+STOPPING = frozenset({"E104", "E301", "E303", "E207", "E507", "E501"})
+BY_READER = {
+    "E101": "missing_tensors", "E102": "unknown_tensors", "E201": "wrong_map", "E202": "wrong_map",
+    "E203": "wrong_map", "E204": "wrong_map", "E211": "wrong_map", "E403": "missing_tensors",
+}  # fmt: skip
+"""Which word of a reader says whether it starts with a drafter that has this fault."""
 """Errors at which every engine stops at start: shapes that do not fit."""
-UNTOLD = frozenset({"E105", "E106", "E510", "E402", "E209", "E406"})
-"""Errors after which nothing can be said of how an engine would serve the drafter: another method, a fact not known."""
+UNTOLD = frozenset({"E105", "E106", "E510", "E209", "E406"})
+"""Errors after which nothing can be said of how an engine would serve it: another method, a false statement."""
+UNSAID = "E402"
+"""How it was trained is not known; whether the engine starts is."""
 MENDED = frozenset({
-    "E108", "E109", "E212", "E311", "E312", "E410", "E521", "E522", "E523", "E524",
+    "E108", "E109", "E212", "E311", "E312", "E410", "E521", "E522", "E523", "E524", "E526",
 })  # fmt: skip
 """Errors of a folder as it stands that a conversion mends."""
 

@@ -176,7 +176,8 @@ class ConfigSpelling:
     def _encode_aux(self, config: dict[str, Any], fields: Mapping[str, Any]) -> None:
         aux = self.schema.aux_layers
         if fields.get("aux_layers") is not None and aux.keys:
-            put(config, aux.keys[0], list(fields["aux_layers"]))
+            ids = fields["aux_layers"]
+            put(config, aux.keys[0], list(ids) if isinstance(ids, tuple) else ids)
         count = fields.get("aux_count")
         written = aux.count_written == "always" or (aux.count_written == "unless_three" and count != 3)
         if count is not None and aux.count and written:

@@ -14,7 +14,7 @@ from eagle3convert.destination import Destination, Restoration
 from eagle3convert.drafter import Drafter
 from eagle3convert.errors import Refused
 from eagle3convert.findings import Finding, Severity
-from eagle3convert.formats import all_formats
+from eagle3convert.formats import all_formats, find_format
 from eagle3convert.nested import difference
 from eagle3convert.reading import Reading, Statements
 from eagle3convert.rules import Case, lint
@@ -76,6 +76,8 @@ class Plan:
         lines += [f"  {finding}" for finding in self.errors]
         if served := self.served_by():
             lines.append(f"  {' and '.join(served)} can serve this drafter as it was trained.")
+            notes = [(name, find_format(name).launch_note) for name in served]
+            lines += [f"  {name}: {note}" for name, note in notes if note]
         return "\n".join(lines)
 
     def served_by(self) -> list[str]:
@@ -136,6 +138,7 @@ class Plan:
             "config": self.output.config,
             "config_changes": self.config_changes,
             "launch": list(self.launch),
+            "launch_note": destination.schema.launch_note,
         }  # fmt: skip
 
     def lines(self) -> list[str]:

@@ -100,6 +100,12 @@ def print_plan(plan: Plan, out: str) -> None:
         click.echo(line)
     if plan.launch:
         click.echo(f"launch: {plan.launch_command(out)}")
+        _print_note(plan)
+
+
+def _print_note(plan: Plan) -> None:
+    if note := plan.destination.schema.launch_note:
+        click.echo(f"  {note}")
 
 
 def print_result(result: Result, verbose: bool) -> None:
@@ -127,6 +133,7 @@ def print_result(result: Result, verbose: bool) -> None:
     if destination.schema.role == "engine":
         click.echo(f"served by {destination.schema.product} >= {destination.lowest_release}:")
         click.echo(f"  {plan.launch_command(str(result.path))}")
+        _print_note(plan)
     if result.numeric is not None:
         click.echo("\n".join(result.numeric.lines()))
     for note in result.notes:
@@ -155,6 +162,8 @@ def format_lines(schema: FormatSchema) -> list[str]:
         if family.convention:
             since = f" since {family.convention_since}" if family.convention_since else ""
             lines.append(f"  for {', '.join(family.model_types)}: {family.convention}{since}")
+        if family.broken_since:
+            lines.append(f"  for {', '.join(family.model_types)}: from {family.broken_since} on it {family.broken}")
     lines.append("features:")
     for name, rule in schema.features.items():
         if rule.any_value:
@@ -165,7 +174,14 @@ def format_lines(schema: FormatSchema) -> list[str]:
             said = f"{rule.config_key}"
         since = f" (since {rule.since})" if rule.since else ""
         lines.append(f"  {name}: {said}{since}")
-    return [*lines, "evidence:", *(f"  {line}" for line in (*schema.evidence, *vocab.evidence, *aux.evidence))]
+        if rule.caution:
+            lines.append(f"    {rule.caution}")
+    if schema.launch_note:
+        lines.append(schema.launch_note)
+    evidence = [*schema.evidence, *vocab.evidence, *aux.evidence]
+    evidence += [f"{', '.join(family.model_types)}: {line}" for family in aux.families for line in family.evidence]
+    evidence += [f"{name}: {line}" for name, rule in schema.features.items() for line in rule.evidence]
+    return [*lines, "evidence:", *(f"  {line}" for line in evidence)]
 
 
 def report_defect(error: Exception) -> None:

@@ -10,13 +10,13 @@ is made before a format file is read.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from eagle3convert.canonical import FEATURES, concrete_table
 from eagle3convert.conventions import CONVENTIONS
 from eagle3convert.patterns import Pattern
+from eagle3convert.schema_reader import Part, Reader, Release
 
-Release = Annotated[str, Field(pattern=r"^\d+(\.\d+)*(\.post\d+)?$")]
 StatePlace = Annotated[str, Field(pattern=r"^(\d+|n(//2)?([+-]\d+)?)$")]  # a hidden_states index for n layers
 RESERVED = frozenset({
     "auto", "canonical", "convert", "convert-all", "demo", "diff", "doctor", "explain", "formats", "inspect", "push",
@@ -24,12 +24,6 @@ RESERVED = frozenset({
 })  # fmt: skip
 """Names that no format may have: they are subcommands, or mean something else in a format's place."""
 DECODERS = ("llama", "qwen3", "mla")
-
-
-class Part(BaseModel):
-    """A part of a format file: immutable, and strict about its keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Spelling(Part):
@@ -105,6 +99,10 @@ class VocabMap(Part):
     full: Literal["optional", "never"] = Field(
         "optional", description="Whether a full draft vocabulary may carry d2t and t2d."
     )
+    multiple: int = Field(1, description="Engines pad lm_head to a multiple of so many rows.")
+    padding_cut_since: Release | None = Field(
+        None, description="First release that never drafts the padding of a reduced draft vocabulary."
+    )
     evidence: tuple[str, ...] = ()
 
 
@@ -116,6 +114,8 @@ class Family(Part):
     convention: str | None = None
     convention_since: Release | None = Field(None, description="Before it the general convention holds.")
     since: Release | None = Field(None, description="First release that captures aux layers of this family at all.")
+    broken_since: Release | None = Field(None, description="First release that captures something else in their place.")
+    broken: str = Field("", description="What it captures from then on, as the end of a sentence.")
     embedding_since: Release | None = Field(None, description="First release that captures hidden_states[0].")
     embedding: bool | None = None
     final: bool | None = Field(None, description="Whether hidden_states[n], before the final norm, is captured.")
@@ -180,6 +180,7 @@ class FeatureRule(Part):
     nulls: tuple[str, ...] = Field((), description="Config fields that are written as null where the value is true.")
     not_for: tuple[str, ...] = Field((), description="Decoder kinds for which only the plain value can be said.")
     launch: str = Field("", description="Launch flag that says it where the checkpoint cannot.")
+    caution: str = Field("", description="Where the engine fails with another value than the plain one, as a sentence.")
     disputed_by: tuple[str, ...] = Field((), description="Config fields whose presence puts the value in doubt.")
     dispute: str = ""
     evidence: tuple[str, ...] = ()
@@ -207,42 +208,6 @@ class FeatureRule(Part):
         return "absent" in self.model_fields_set
 
 
-class FieldNeed(Part):
-    """A config field that an engine cannot do without, or cannot take as it sometimes is."""
-
-    path: str
-    when: Literal["absent", "null", "true"]
-    outcome: Literal["stops", "wrong"] = Field(description="The server does not start, or it drafts something else.")
-    with_tensor: str = Field("", description="It matters only where the drafter has this canonical tensor.")
-    reason: str
-
-
-class AlsoReads(Part):
-    """Another format's folders that an engine reads as they are, and where it reads them in its own way."""
-
-    format: str
-    absent: Mapping[str, Any] = Field(default_factory=dict, description="Feature -> what an absent field means to it.")
-    count_from: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
-    needs: tuple[FieldNeed, ...] = ()
-
-
-class Reader(Part):
-    """What an engine does with a folder as it stands; only engines have one."""
-
-    unknown_tensors: Literal["dropped", "stops"] = Field(description="What happens at a tensor name it does not know.")
-    prefixes: tuple[str, ...] = Field((), description="Wrapper prefixes that it reads.")
-    skips: tuple[str, ...] = Field((), description="Unknown tensors that it passes over and that do no harm.")
-    drops_suffixes: tuple[str, ...] = Field((), description="Endings of unknown names that it drops without a word.")
-    count: tuple[str, ...] = Field((), description="Fields from which it takes the number of aux states.")
-    count_from: Mapping[str, tuple[str, ...]] = Field(
-        default_factory=dict, description="Decoder kind -> lists of ids whose length it counts where no number is."
-    )
-    defaults: Mapping[str, int] = Field(default_factory=dict, description="Sizes that it takes where none is stated.")
-    needs: tuple[FieldNeed, ...] = ()
-    also_reads: tuple[AlsoReads, ...] = ()
-    evidence: tuple[str, ...] = ()
-
-
 class FormatSchema(Part):
     """One format: its releases, names, config, vocab map, aux layers and features, each with evidence."""
 
@@ -252,8 +217,8 @@ class FormatSchema(Part):
     product: str = Field(description="The program's own name, as error messages use it.")
     releases: tuple[Release, Release] = Field(description="Oldest and newest release that the facts cover.")
     evidence: tuple[str, ...] = ()
-    notes: str = ""
     launch: tuple[str, ...] = Field((), description="Launch command; {verifier}, {drafter} and {tokens} are filled in.")
+    launch_note: str = Field("", description="What must be there before the launch command can be given.")
     identify: Identify = Field(default_factory=Identify)
     decoders: Mapping[str, Decoder]
     tensors: Mapping[str, Spelling | str] = Field(default_factory=dict)

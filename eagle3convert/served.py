@@ -11,7 +11,8 @@ from eagle3convert.identify import contradiction
 from eagle3convert.nested import ABSENT, get
 from eagle3convert.reading import Reading, Statements
 from eagle3convert.releases import holds
-from eagle3convert.schema import AlsoReads, FieldNeed, FormatSchema, Reader, Spelling
+from eagle3convert.schema import FormatSchema, Spelling
+from eagle3convert.schema_reader import AlsoReads, FieldNeed, Reader
 from eagle3convert.spelling import NameReading, layers_named
 from eagle3convert.verifier import VerifierFacts
 
@@ -71,8 +72,10 @@ class ServedReading(Reading):
         if self.other is not None:  # such configs are told apart by model_type; their architectures are not read
             kind = self.config.value("model_type") or "llama"
             return next((name for name, d in decoders.items() if kind in d.model_types), None)
-        named = self.config.architectures[:1]
-        return next((name for name, d in decoders.items() if named and named[0] in d.architectures), None)
+        named, kind = self.config.architectures[:1], self.config.value("model_type")
+        found = [name for name, d in decoders.items() if named and named[0] in d.architectures]
+        shared = [name for name in found if kind in decoders[name].model_types] if len(found) > 1 else found
+        return shared[0] if shared else None
 
     @cached_property
     def decoder(self) -> str:

@@ -24,8 +24,11 @@ settings.register_profile(
 settings.load_profile("eagle3convert")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-engine-table", action="store_true", help="write the tables of docs/engines.md anew")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "speculators: needs a Python with the real speculators library")
     # A program started by one that ignores a signal (nohup, a background job) ignores it as well; handlers are not
     # inherited, so the programs under test meet the signals as they would in a terminal.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

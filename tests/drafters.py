@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from safetensors import deserialize
 
-FORMATS = ("modelopt", "safeailab", "sglang", "specforge", "speculators", "vllm")
+FORMATS = ("modelopt", "safeailab", "sglang", "sglang-plugin", "specforge", "speculators", "vllm")
 TARGETS = (0, 1, 3, 4, 7, 11, 18, 23, 31, 39)
 BY_FREQUENCY = (7, 3, 31, 0, 18, 1, 39, 4, 23, 11)
 VERIFIER: dict[str, Any] = {
@@ -353,7 +353,7 @@ def _speculators(k: Knobs) -> dict[str, Any]:
 
 _ARCHITECTURES = {
     "sglang": "LlamaForCausalLMEagle3", "specforge": "LlamaForCausalLMEagle3", "modelopt": "LlamaForCausalLMEagle3",
-    "safeailab": "LlamaForCausalLM", "vllm": "Eagle3LlamaForCausalLM",
+    "safeailab": "LlamaForCausalLM", "vllm": "Eagle3LlamaForCausalLM", "sglang-plugin": "SpeculatorsForCausalLMEagle3",
 }  # fmt: skip
 
 
@@ -370,13 +370,18 @@ def _flat(k: Knobs) -> dict[str, Any]:
     }
     if k.target_hidden is not None:
         config["target_hidden_size"] = k.target_hidden
-    if k.format == "vllm":
+    if k.format in ("vllm", "sglang-plugin"):
         config["num_aux_hidden_states"] = k.states
-        if k.aux is not None:
+        if k.aux is not None and k.format == "vllm":
             config["eagle_aux_hidden_state_layer_ids"] = list(k.aux)
         if k.norm_before_residual is not None:
             config["norm_before_residual"] = k.norm_before_residual
         config |= {"norm_before_fc": k.norm_before_fc, "fc_norm": k.fc_norm, "norm_output": k.norm_output}
+    if k.format == "sglang-plugin":
+        config |= {"fc_bias": False, "eagle_config": {"use_aux_hidden_state": True}}
+        if k.aux is not None:
+            config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [state - 1 for state in k.aux]
+    if k.format in ("vllm", "sglang-plugin"):
         return config
     if k.format != "safeailab":
         nested: dict[str, Any] = {} if k.format == "specforge" else {"use_aux_hidden_state": True}

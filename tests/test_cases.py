@@ -13,6 +13,7 @@ import pytest
 
 from .conftest import Command, left_behind
 from .drafters import (
+    FORMATS,
     Drafter,
     Knobs,
     Tensor,
@@ -87,9 +88,9 @@ def _tuples(knobs: dict[str, Any]) -> dict[str, Any]:
 def wanted_tensors(case: dict[str, Any], wanted: dict[str, Any], source: Drafter) -> dict[str, Tensor]:
     """What the output must hold: the drafter of the case spelled in the destination, and the listed exceptions."""
     knobs = {**case["drafter"], **wanted.get("drafter", {}), "format": wanted["to"]}
-    if wanted["to"] in ("sglang", "vllm", "my-sglang") and "t2d" not in knobs:
+    if wanted["to"] in ("sglang", "sglang-plugin", "vllm", "my-sglang") and "t2d" not in knobs:
         knobs["t2d"] = any(name.endswith("t2d") for name in source.tensors)  # engines read over it: it stays as it was
-    if wanted["to"] not in ("speculators", "modelopt", "safeailab", "sglang", "specforge", "vllm"):
+    if wanted["to"] not in FORMATS:
         knobs["format"] = "sglang"  # a format of the case's own spells tensors as SGLang does
     made = spell_tensors(Knobs(**_tuples(knobs)))
     for name, rule in wanted.get("tensors", {}).items():

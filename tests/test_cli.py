@@ -134,7 +134,7 @@ def test_a_dry_run_writes_nothing(drafter: Path, verifier: list[str], tmp_path: 
     done = command("speculators", "sglang", drafter, tmp_path / "out", "--dry-run", *verifier)
     assert done.returncode == 0
     assert tree(tmp_path) == before
-    for word in ("midlayer.hidden_norm.weight", "bytes unchanged", "config.json", "0.4.9", "--speculative-algorithm"):
+    for word in ("midlayer.hidden_norm.weight", "bytes unchanged", "config.json", "0.5.5", "--speculative-algorithm"):
         assert word in done.stdout
 
 
@@ -153,7 +153,7 @@ def test_json_is_one_object_on_stdout_and_nothing_else(
     told = json.loads(done.stdout)
     assert isinstance(told, dict)
     assert told["out"] == str(tmp_path / "out")
-    assert told["plan"]["lowest_release"] == "0.4.9"
+    assert told["plan"]["lowest_release"] == "0.5.5"
     assert told["verification"]["passed"] is True
     assert told["receipt"] == json.loads((tmp_path / "out" / "eagle3convert.json").read_text())
     rows = {row["name"]: row for row in told["plan"]["tensors"]}
@@ -178,7 +178,7 @@ def test_json_of_a_refusal_lists_the_findings(unsayable: Path, tmp_path: Path, c
     errors = [f for f in told["plan"]["findings"] if f["severity"] == "error"]
     assert {f["data"].get("feature") for f in errors} == {"norm_before_residual", "attention_bias"}
     assert all(f["code"] and f["message"] for f in errors)
-    assert told["plan"]["served_by"] == ["vllm"]
+    assert told["plan"]["served_by"] == ["sglang-plugin", "vllm"]
 
 
 def test_a_report_is_the_same_object_in_a_file(drafter: Path, tmp_path: Path, command: Command) -> None:

@@ -30,7 +30,7 @@ OWN = Path(__file__).parent / "cases" / "my_sglang.toml"
 
 def test_the_formats_are_the_known_ones() -> None:
     assert eagle3convert.format_names() == FORMATS
-    assert [file.stem for file in FILES] == list(FORMATS)
+    assert sorted(file.stem for file in FILES) == list(FORMATS)
 
 
 def test_the_json_schema_is_current() -> None:
@@ -49,6 +49,13 @@ def test_a_format_file_names_its_schema_and_its_own_name(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     assert text.startswith("#:schema ./format.schema.json\n")
     assert load_format_file(file).name == file.stem
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+def test_the_tests_that_a_format_names_as_evidence_are_there(file: Path) -> None:
+    named = set(re.findall(r"\btests/[\w/]+\.py|\btest_\w+\.py", file.read_text(encoding="utf-8")))
+    there = Path(__file__).parent
+    assert {name for name in named if not (there / "engines" / Path(name).name).is_file()} == set()
 
 
 @pytest.mark.parametrize("name", FORMATS)

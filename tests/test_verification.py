@@ -208,7 +208,7 @@ def test_the_receipt_says_how_the_output_was_made(conversion: tuple[Path, Path])
     assert receipt["source"]["files"] == [
         {"name": "model.safetensors", "bytes": (source / "model.safetensors").stat().st_size}
     ]
-    assert (receipt["destination"]["format"], receipt["destination"]["lowest_release"]) == ("sglang", "0.4.9")
+    assert (receipt["destination"]["format"], receipt["destination"]["lowest_release"]) == ("sglang", "0.5.5")
     assert receipt["launch"][:3] == ["python", "-m", "sglang.launch_server"]
     assert "org/verifier" in receipt["launch"]
     assert {row["name"]: row["source"] for row in receipt["tensors"]}["midlayer.self_attn.q_proj.weight"] == (

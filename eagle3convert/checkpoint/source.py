@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -42,6 +42,7 @@ class Checkpoint:
     files: tuple[Path, ...]
     notes: tuple[str, ...]
     container: str = "memory"
+    strays: tuple[str, ...] = ()  # safetensors files beside the drafter's, which hold none of its weights
 
     @property
     def label(self) -> str:
@@ -87,6 +88,7 @@ class _Weights:
     tensors: dict[str, StoredTensor]
     metadata: dict[str, str]
     notes: list[str]
+    strays: list[str] = field(default_factory=list)
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
@@ -111,6 +113,7 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
         files=tuple(weights.files),
         notes=tuple(notes),
         container=weights.container,
+        strays=tuple(weights.strays),
     )
 
 
@@ -226,6 +229,7 @@ def _check_strays(folder: Folder, weights: _Weights) -> None:
         shared = next((tensor for tensor in names if tensor in weights.tensors), None)
         alike = next((tensor for tensor in names if looks_like_weight(tensor)), None)
         if shared is None and alike is None and shard_parts(name) == 1:
+            weights.strays.append(name)
             weights.notes.append(f"{name}: not read, none of its {len(names)} tensors is a drafter's weight.")
             continue
         why = f"both hold tensor '{shared}'" if shared is not None else f"it holds '{alike}'"

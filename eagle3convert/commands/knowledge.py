@@ -32,7 +32,7 @@ def formats(name: str | None, graph: str | None, as_json: bool) -> None:
     else:
         for schema in all_formats():
             span = f"{schema.releases[0]} to {schema.releases[1]}"
-            click.echo(f"{schema.name:12} {schema.role:8} {span:18} {schema.title}")
+            click.echo(f"{schema.name:14} {schema.role:8} {span:18} {schema.title}")
 
 
 @click.command()

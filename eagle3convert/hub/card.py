@@ -62,6 +62,14 @@ class Subject:
         except FormatError:
             return name
 
+    @property
+    def launch_note(self) -> str:
+        """What must be there before the launch command can be given."""
+        try:
+            return load_format(self.destination).launch_note
+        except FormatError:
+            return ""
+
 
 def make_card(subject: Subject, source_card: str | None, there: str | None) -> str:
     """README.md for a push.
@@ -141,7 +149,7 @@ def _base_model(subject: Subject) -> str | None:
 
 
 def _product_tags(subject: Subject) -> list[str]:
-    return [re.sub(r"[^a-z0-9.-]+", "-", subject.product("destination").lower())]
+    return [re.sub(r"[^a-z0-9.-]+", "-", subject.product("destination").lower()).strip("-")]
 
 
 # --- the part between the marks -----------------------------------------------------------------------------------
@@ -192,8 +200,9 @@ def _launch(subject: Subject) -> str:
             f"\n\nThis drafter is at revision `{subject.revision}`: `hf download {subject.repo} --revision "
             f"{subject.revision}` fetches it, and its folder can be given instead."
         )
-    engine = subject.product("destination")
-    return f"Served by {engine} >= {lowest}:\n\n```bash\n{command}\n```{pinned}"
+    engine, note = subject.product("destination"), subject.launch_note
+    told = f" {note}" if note else ""
+    return f"Served by {engine} >= {lowest}:{told}\n\n```bash\n{command}\n```{pinned}"
 
 
 def _table(subject: Subject, told: Mapping[str, Any]) -> str:

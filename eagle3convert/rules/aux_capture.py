@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from eagle3convert.aux_layers import possible_readings, rule_at
+from eagle3convert.aux_layers import broken_in, possible_readings, rule_at
 from eagle3convert.conventions import default_states
 from eagle3convert.findings import Confidence, Finding, Severity
 from eagle3convert.releases import holds
@@ -36,6 +36,7 @@ class E305_AuxLayersUnreachable(Rule):
         if dest.aux_release is not None and not holds(dest.version, dest.aux_release):
             remedy = f"{product} >= {dest.aux_release} serves them."
         reasons = []
+        uncaptured = (n is not None and n in states and not rule.final) or (0 in states and not rule.embedding)
         if n is not None and n in states and not rule.final:
             reasons.append(
                 f"hidden_states {n} is the final state of the verifier's {n} layers, and {release} does not capture it"
@@ -47,7 +48,9 @@ class E305_AuxLayersUnreachable(Rule):
                 f"hidden_states 0 is the embedding output, and {release} does not capture it"
                 + (f" ({why})" if why else "")
             )
-        if not rule.captures:
+        if dest.family is not None and broken_in(dest.family, dest.version):
+            reasons.append(f"{release} {dest.family.broken.rstrip('.')}")
+        elif not rule.captures:
             reasons.append(f"{release} captures no aux layers at all")
         only_default = f"always takes [{', '.join(rule.default)}] of n layers"
         if not reasons and not rule.serves_custom:
@@ -66,8 +69,9 @@ class E305_AuxLayersUnreachable(Rule):
             none = f", and it takes no id below {least}, so none for the embedding output" if least is not None else ""
             reasons.append(f"its numbering ({rule.convention.says}) has no way to say this list{none}")
         yield self.finding(
-            FIELD, f"{listed} cannot be served by {release}: {'; '.join(reasons)}.", remedy, states=list(states)
-        )
+            FIELD, f"{listed} cannot be served by {release}: {'; '.join(reasons)}.", remedy, states=list(states),
+            outcome="stops" if uncaptured else "wrong",  # a state less than fc takes
+        )  # fmt: skip
 
 
 class E306_FamilyUnknown(Rule):

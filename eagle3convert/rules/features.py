@@ -99,8 +99,8 @@ class E402_FeatureUnknown(Rule):
             if not fact.known:
                 yield self.finding(
                     name,
-                    f"{name} ({FEATURES[name].says}) is not stated in config.json, and readers of {case.source} "
-                    f"drafters disagree about what absence means.",
+                    f"{name} ({FEATURES[name].says}) is not stated in config.json, and what "
+                    f"absence means differs from program to program.",
                     f"State what the training run used: --assume {name}=true or --assume {name}=false.",
                 )
 
@@ -269,6 +269,24 @@ class E408_ReleaseTooOld(Rule):
                 f"{dest.schema.product} {dest.release} is older than all known of it ({dest.schema.releases[0]}).",
                 "Use a newer release.",
             )
+
+
+class W411_FeatureCaution(Rule):
+    """The destination runs this behaviour in some of its configurations only.
+
+    Fix: as the message says.
+    """
+
+    severity = Severity.WARNING
+    needs_destination = True
+
+    def check(self, case: Case) -> Iterator[Finding]:
+        for name, rule in destination_of(case).schema.features.items():
+            fact = case.reading.feature(name)
+            if rule.caution and fact.known and fact.value != FEATURES[name].plain:
+                yield self.finding(
+                    name, f"{name} is {_shown(fact.value)} ({FEATURES[name].says}). {rule.caution}", feature=name
+                )
 
 
 class W409_WindowFlag(Rule):

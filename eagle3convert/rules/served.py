@@ -17,6 +17,7 @@ from eagle3convert.drafter import Drafter
 from eagle3convert.findings import Finding
 from eagle3convert.rules.aux_layers import FIELD, place
 from eagle3convert.rules.base import Case, ExaminedRule, ServedRule, destination_of, served_of
+from eagle3convert.schema_reader import Reader
 from eagle3convert.vocab import to_targets
 
 STOPS, WRONG = "stops", "wrong"
@@ -49,17 +50,23 @@ class E108_DroppedTensor(ServedRule):
         ]
         full = case.drafter.full_vocabulary and dest.schema.vocab_map.full == "never"
         unknown += [case.reading.found(n) for n in ("d2t",) if full and n in case.reading.names.names]
-        for name in fold_layers(unknown):
-            stops = served.reader.unknown_tensors == STOPS and not name.endswith(
-                served.reader.drops_suffixes or ("\0",)
-            )
-            what = "stops at it" if stops else "drops it without a word"
-            yield self.finding(
-                name,
-                f"{name} is no parameter of the drafter that {engine_of(case)} builds: it {what}.",
-                CONVERT,
-                outcome=STOPS if stops else WRONG,
-            )
+        reader, spelling = served.reader, served.spelling
+        stopping = [
+            name
+            for name in unknown
+            if reader.unknown_tensors == STOPS
+            and not name.endswith(reader.drops_suffixes or ("\0",))
+            and spelling.canonical(name) not in reader.drops
+        ]
+        dropped = [name for name in unknown if name not in stopping]
+        for names, what, outcome in ((stopping, "stops at it", STOPS), (dropped, "drops it without a word", WRONG)):
+            for name in fold_layers(names):
+                yield self.finding(
+                    name,
+                    f"{name} is no parameter of the drafter that {engine_of(case)} builds: it {what}.",
+                    CONVERT,
+                    outcome=outcome,
+                )
 
 
 class E109_UnfilledParameter(ServedRule):
@@ -85,14 +92,20 @@ class E109_UnfilledParameter(ServedRule):
                 missing.append(served.spelling.written(name))
         if "d2t" not in served.names.names and not case.drafter.full_vocabulary and case.drafter.targets is not None:
             missing.append("d2t")  # without one, draft ids are taken for target ids
+        stops = served.reader.missing_tensors == STOPS
+        what = "it stops there" if stops else "it stays unfilled, without a word"
         for name in fold_layers(missing):
             yield self.finding(
                 name,
-                f"{name}: {engine_of(case)} builds this parameter and finds no tensor for it in the folder; it stays "
-                f"unfilled, without a word.",
+                f"{name}: {engine_of(case)} builds this parameter and finds no tensor for it in the folder; {what}.",
                 CONVERT,
-                outcome=WRONG,
+                outcome=STOPS if stops else WRONG,
             )
+
+
+def _stops_at(reader: Reader, beyond: bool) -> bool:
+    """Whether an engine stops at a wrong vocab map, which may lead beyond the vocabulary."""
+    return reader.wrong_map == STOPS or (beyond and reader.wrong_map == "stops_beyond")
 
 
 class E212_ServedMap(ExaminedRule):
@@ -115,13 +128,15 @@ class E212_ServedMap(ExaminedRule):
         i, size = other[0], case.reading.dims.V
         beyond = ", some beyond the vocabulary" if size is not None and any(not 0 <= t < size for t in read) else ""
         name, meant = case.reading.found("d2t"), (vocab.targets or ())[i]
+        reader = destination_of(case).schema.reader
+        stops = reader is not None and _stops_at(reader, bool(beyond))
         yield self.finding(
             name,
             f"{name} holds {vocab.encoding} ids, and {engine_of(case)} reads {encoding}s: draft id {i} means target id "
             f"{meant} and is read as {read[i]}; {len(other)} of {len(read)} ids are read "
-            f"wrong{beyond}.",
+            f"wrong{beyond}{'; it stops at them' if stops else ''}.",
             CONVERT,
-            outcome=WRONG,
+            outcome=STOPS if stops else WRONG,
         )
 
 
@@ -150,13 +165,15 @@ class E311_ServedAuxLayers(ServedRule):
             fed = f"hidden_states {list(read)}" + (", its default" if served.aux.ids is None else "")
         unread = case.reading.aux.ids is not None and served.aux.ids is None
         keys = served.schema.aux_layers.keys
+        found = {k for k in read or () if k >= 0 and (n is None or k <= n)}
+        too_few = read is not None and served.dims.A is not None and len(found) < served.dims.A  # fc does not fit
         why = f" ({engine_of(case)} looks for them in {keys[0]})" if unread and keys else ""
         yield self.finding(
             FIELD,
             f"{place(case)} {list(case.reading.aux.ids or trained)}: fc was trained on hidden_states {list(trained)}, "
             f"and {engine_of(case)} feeds it {fed}{why}.",
             CONVERT,
-            outcome=WRONG,
+            outcome=STOPS if too_few else WRONG,
         )
 
 

@@ -40,6 +40,29 @@ class E521_ArchitectureUnknown(ServedRule):
         )
 
 
+class E526_StrayWeights(ServedRule):
+    """A safetensors file that is none of the drafter's lies beside its weights, and the engine reads every such file.
+
+    Why it matters: it stops at the first tensor that it does not know, so the server does not start.
+    How it happens: captured states, an adapter or a second export were kept in the drafter's folder.
+    Fix: move the file out of the folder; a conversion leaves it behind.
+    """
+
+    def check(self, case: Case) -> Iterator[Finding]:
+        checkpoint = case.reading.checkpoint
+        indexed = checkpoint.container != "safetensors"  # then the engine reads what the index names
+        if indexed or served_of(case).reader.unknown_tensors != STOPS:
+            return
+        for name in checkpoint.strays:
+            yield self.finding(
+                name,
+                f"{name} lies beside the drafter's weights, and {engine_of(case)} reads every safetensors file of the "
+                f"folder: it stops at the first tensor that it does not know.",
+                "Move the file out of the folder, or convert the drafter: a conversion leaves it behind.",
+                outcome=STOPS,
+            )
+
+
 class E522_ServedLayerCount(ServedRule):
     """The engine builds another number of decoder layers than the drafter has, as the folder stands.
 

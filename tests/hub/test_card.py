@@ -53,6 +53,18 @@ def test_a_new_card(subject: Subject) -> None:
         assert said in text, said
 
 
+def test_the_card_of_a_drafter_for_the_model_package_says_how_to_serve_it(tmp_path: Path) -> None:
+    source = Path(__file__).parents[1] / "fixtures" / "speculators" / "llama1_cli_default"
+    verifier = tmp_path / "verifier.json"
+    verifier.write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 8}), encoding="utf-8")
+    out = convert(source, tmp_path / "out", "speculators", "sglang-plugin", verifier_config=verifier).path
+    data, text = split_card(make_card(Subject(out, read_converted(out).receipt, "acme/tiny"), None, None))
+    assert "sglang-plugin" in data["tags"]
+    assert "env SGLANG_EXTERNAL_MODEL_PACKAGE=eagle3convert.engines.sglang python -m sglang.launch_server" in text
+    assert "Served by SGLang (plugin) >= 0.5.23: The draft class comes with eagle3convert: install it beside" in text
+    assert "norm_before_residual true" in text
+
+
 def test_a_card_is_the_same_every_time(subject: Subject) -> None:
     assert make_card(subject, SOURCE_CARD, None) == make_card(subject, SOURCE_CARD, None)
 

@@ -38,7 +38,7 @@ def test_the_sound_drafter_is_sound_as_declared() -> None:
     assert report.declared.length > 3.9
     assert report.tried > 50
     assert report.sentence.endswith("the drafter is sound as declared")
-    assert {e.format_name for e in report.engines} == {"sglang", "vllm"}
+    assert {e.format_name for e in report.engines} == {"sglang", "sglang-plugin", "vllm"}
     for engine in report.engines:
         assert engine.score is not None
         assert engine.score.shares == report.declared.score.shares

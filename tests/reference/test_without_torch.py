@@ -40,7 +40,7 @@ def test_nothing_else_imports_torch() -> None:
 def test_nothing_outside_the_reference_imports_it_at_the_top() -> None:
     package = Path(__file__).parents[2] / "eagle3convert"
     for file in package.rglob("*.py"):
-        if "reference" in file.relative_to(package).parts:
+        if file.relative_to(package).parts[0] in ("reference", "engines"):  # engines import theirs
             continue
         lines = file.read_text(encoding="utf-8").splitlines()
         assert not [line for line in lines if line.startswith(("import torch", "from torch"))], file

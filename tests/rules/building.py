@@ -16,7 +16,8 @@ from ..drafters import WIDTHS, Drafter, Tensor, encode, make_drafter, weight, wr
 HERE = Path(__file__).parent
 FIELDS = {
     "says", "reference", "base", "knobs", "config", "without_config", "rename", "tensors", "without_tensors",
-    "container", "delete", "files", "verifier", "verifier_tensors", "format", "for", "to", "engine_version", "options",
+    "container", "delete", "files",
+    "weights_beside", "verifier", "verifier_tensors", "format", "for", "to", "engine_version", "options",
     "values", "findings", "notes", "names", "outcome",
 }  # fmt: skip
 VERIFIER = "verifier:"  # what a tensor's `of` begins with where it is one of the verifier's
@@ -54,6 +55,8 @@ def build(case: dict[str, Any], place: Path) -> Built:
         (folder / name).unlink()
     for name, text in case.get("files", {}).items():
         (folder / name).write_text(text, encoding="utf-8")
+    for name, rules in case.get("weights_beside", {}).items():
+        write_safetensors(folder / name, {tensor: tensor_of(rule, {}) for tensor, rule in rules.items()})
     changes = case.get("verifier", {})
     if changes is None:
         return Built(folder, None)
