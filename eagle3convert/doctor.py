@@ -67,7 +67,8 @@ class Examination:
     def _stops(self, finding: Finding) -> bool:
         """Whether the engine does not start because of this; some engines do not start where others go on."""
         reader = self.engine.reader if self.engine is not None else None
-        strict = reader is not None and getattr(reader, BY_READER.get(finding.code, ""), None) == "stops"
+        word = getattr(reader, BY_READER.get(finding.code, ""), None)
+        strict = word == "stops" or (finding.code == BEYOND and word == "stops_beyond")
         return strict or finding.code in STOPPING or finding.data.get("outcome") == "stops"
 
     def verdict(self) -> str:
@@ -167,12 +168,14 @@ class Examination:
 
 
 STOPPING = frozenset({"E104", "E301", "E303", "E207", "E507", "E501"})
+"""Errors at which every engine stops at start: shapes that do not fit."""
 BY_READER = {
     "E101": "missing_tensors", "E102": "unknown_tensors", "E201": "wrong_map", "E202": "wrong_map",
     "E203": "wrong_map", "E204": "wrong_map", "E211": "wrong_map", "E403": "missing_tensors",
 }  # fmt: skip
 """Which word of a reader says whether it starts with a drafter that has this fault."""
-"""Errors at which every engine stops at start: shapes that do not fit."""
+BEYOND = "E201"
+"""Ids beyond the vocabulary: some engines stop at these, and propose by other wrong maps."""
 UNTOLD = frozenset({"E105", "E106", "E510", "E209", "E406"})
 """Errors after which nothing can be said of how an engine would serve it: another method, a false statement."""
 UNSAID = "E402"

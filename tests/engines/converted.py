@@ -16,7 +16,10 @@ from eagle3convert.planning import Plan
 from .engines import ROOT, SGLANG, run_host
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "speculators"
-NAMES = sorted(folder.name for folder in FIXTURES.iterdir() if (folder / "oracle.safetensors").is_file())
+ROPES = Path(__file__).parents[1] / "reference" / "speculators"
+SOURCES = {path.parent.name: path.parent for place in (FIXTURES, ROPES) for path in place.glob("*/oracle.safetensors")}
+"""Every drafter of the library that has its logits beside it."""
+NAMES = sorted(SOURCES)
 TOLERANCE = 1e-5
 """Largest difference of float32 logits between two programs that compute the same: they sum in other orders."""
 APART = 1e-2
@@ -48,6 +51,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "llama2": ("multi_layer",),
     "llama2_mixed": ("mixed_attention",),
     "qwen3_1": ("qk_norm",),
+    **dict.fromkeys(("rope_linear", "rope_llama3", "rope_yarn", "rope_yarn_mscale"), ("rope",)),
 }
 """Fixture -> the rows of the table (matrix.py) that it stands for."""
 
@@ -119,7 +123,7 @@ def convert_allowed(
     allowed: dict[str, Plan] = {}
     refused: dict[str, Plan] = {}
     for name in names:
-        source = FIXTURES / name
+        source = SOURCES[name]
         plan = eagle3convert.plan(source, "speculators", destination, verifier_config=verifier)
         if plan.errors:
             refused[name] = plan

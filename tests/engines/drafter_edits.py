@@ -107,6 +107,11 @@ def absolute_ids_in_range(config: Config, tensors: Tensors) -> None:
     tensors["d2t"] = torch.minimum(tensors["d2t"], VOCAB - 1 - places)
 
 
+def ids_beyond_the_vocabulary(config: Config, tensors: Tensors) -> None:
+    """The map of a larger vocabulary: no reading of it stays inside this one."""
+    tensors["d2t"] += VOCAB
+
+
 def adding(name: str, *shape: int, value: float = 10.0) -> Edit:
     """A tensor more: large numbers, so that it shows where it is used."""
 

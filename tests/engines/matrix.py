@@ -27,6 +27,7 @@ DRAFTERS = {
     "final state": "aux layers with the final state",
     "final state of gpt_oss and gemma4": "aux layers with the final state of gpt_oss and gemma4",
     "aux layers of gemma3": "aux layers of a gemma3 verifier",
+    "rope": "scaled rope (linear, llama3, yarn)",
     "head_dim": "heads × head size is not the hidden size",
     "narrow": "a drafter of another width than its verifier",
     "full vocabulary": "the verifier's whole vocabulary",

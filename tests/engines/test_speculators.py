@@ -12,7 +12,7 @@ import eagle3convert
 
 from ..drafters import write_verifier
 from ..test_real_speculators import FIXTURES, WAYS, without_receipt
-from .converted import NAMES
+from .converted import NAMES, SOURCES
 from .engines import SPECULATORS, python_of
 
 pytestmark = pytest.mark.engine
@@ -41,7 +41,7 @@ def library(runs: list[list[str]]) -> str:
 
 def test_the_stored_logits_are_the_librarys_own() -> None:
     """All engines are held against them."""
-    said = library([[str(FIXTURES / name) for name in NAMES]])
+    said = library([[str(SOURCES[name]) for name in NAMES]])
     assert said.count("equal") >= len(NAMES)
 
 

@@ -21,6 +21,7 @@ from tests.engines.drafter_edits import (
     both,
     flipped,
     full_vocabulary,
+    ids_beyond_the_vocabulary,
     ids_in_eagle_config,
     mlp_bias,
     more_heads,
@@ -65,6 +66,7 @@ FAULTS = {
     # The vocab map.
     "absolute ids in d2t": Change("vllm/demo", absolute_ids, "E212", "IndexError"),
     "absolute ids in d2t, in range": Change("vllm/demo", absolute_ids_in_range, "E202"),
+    "ids beyond the vocabulary": Change("vllm/demo", ids_beyond_the_vocabulary, "E201", "IndexError"),
     "no d2t": Change("vllm/demo", without("d2t"), "E204"),
     # The aux layers.
     "aux layers one too low": Change(DEFAULTS, shifted(-1)),
