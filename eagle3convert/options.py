@@ -54,10 +54,9 @@ class Options:
             facts = facts.filled_from(from_file(Path(self.verifier_config)))
         return facts
 
-    def verifier_weights(self) -> VerifierWeights | None:
-        """The verifier's weights, where --verifier is a folder that holds them."""
-        folder = Path(self.verifier) if self.verifier is not None else None
-        return open_verifier(folder) if folder is not None and folder.is_dir() else None
+    def verifier_weights(self) -> VerifierWeights:
+        """The verifier's weights; nothing where --verifier is no folder that holds them."""
+        return open_verifier(Path(self.verifier) if self.verifier is not None else None)
 
 
 WANT_VERIFIER = frozenset({"E305", "E306"})  # refusals that the verifier's config.json may lift

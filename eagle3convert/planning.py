@@ -20,7 +20,7 @@ from eagle3convert.reading import Reading, Statements
 from eagle3convert.rules import Case, lint
 from eagle3convert.schema import FormatSchema
 from eagle3convert.transforms import Row, State
-from eagle3convert.verifier_weights import VerifierWeights
+from eagle3convert.verifier_weights import EMBEDDING, NO_WEIGHTS, VerifierWeights
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
@@ -31,7 +31,7 @@ class Plan:
 
     drafter: Drafter
     destination: Destination
-    weights: VerifierWeights | None = None  # the verifier's, where they are there to be compared
+    weights: VerifierWeights = NO_WEIGHTS  # the verifier's, to be compared
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -45,6 +45,15 @@ class Plan:
     @property
     def warnings(self) -> tuple[Finding, ...]:
         return tuple(f for f in self.findings if f.severity is Severity.WARNING)
+
+    @property
+    def embedding_not_compared(self) -> str:
+        """Why it is not known whether an embedding that the engine replaces is the verifier's, or nothing."""
+        reading = self.drafter.reading
+        own = reading.tensor(EMBEDDING)
+        if own is None or self.destination.schema.embed_tokens != "replaced" or reading.feature("narrow").value:
+            return ""
+        return self.weights.why_not(EMBEDDING, own)
 
     @cached_property
     def path(self) -> Composite:
@@ -186,7 +195,7 @@ def make_plan(
     release: str = "",
     dtype: str | None = None,
     restoration: Restoration | None = None,
-    weights: VerifierWeights | None = None,
+    weights: VerifierWeights = NO_WEIGHTS,
 ) -> Plan:
     """Read a checkpoint as `source` and plan its conversion to `destination`; refusals are in `findings`.
 

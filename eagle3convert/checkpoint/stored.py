@@ -64,7 +64,10 @@ class DataFile(Protocol):
 
 
 class LocalFile:
-    """A file on a local disk, opened when it is first read and kept open until ``close``."""
+    """A file on a local disk, opened when it is first read and kept open until ``close``.
+
+    It closes itself when nothing refers to it: plans outlive what opened their files, and a training run makes many.
+    """
 
     __slots__ = ("_fd", "path")
 
@@ -121,6 +124,9 @@ class LocalFile:
         if self._fd is not None:
             fd, self._fd = self._fd, None
             os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class MemoryFile:

@@ -18,6 +18,7 @@ from eagle3convert.planning import Plan
 from eagle3convert.reference.as_served import Served, as_read, reading_of
 from eagle3convert.reference.cache import Packed
 from eagle3convert.reference.interpretation import Interpretation, as_trained
+from eagle3convert.reference.threads import threads_for
 from eagle3convert.reference.weights import random_rows
 from eagle3convert.replanning import replan
 from eagle3convert.schema import FormatSchema
@@ -97,11 +98,12 @@ def numeric_comparison(
     other = served.interpretation
     notes, layers = _layers(trained, other)
     states, tokens = _inputs(trained, layers, rows, seed)
-    left = _run(trained, [states[k] for k in layers[0]], tokens, steps, seed, device, rounded)
-    right = _run(other, [states[k] for k in layers[1]], tokens, steps, seed, device)
+    with threads_for(trained.form.hidden_size):
+        left = _run(trained, [states[k] for k in layers[0]], tokens, steps, seed, device, rounded)
+        right = _run(other, [states[k] for k in layers[1]], tokens, steps, seed, device)
+        whole = _run(trained, [states[k] for k in layers[0]], tokens, steps, seed, device) if rounded else None
     cast = None
-    if rounded:
-        whole = _run(trained, [states[k] for k in layers[0]], tokens, steps, seed, device)
+    if whole is not None:
         cast = max(float((a - b).abs().max()) for (a, _), (b, _) in zip(whole, left, strict=True))
     if served.replaces_embedding:
         notes.append(

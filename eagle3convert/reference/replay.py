@@ -24,7 +24,8 @@ from eagle3convert.reference.readings import FLAGS, Effort, Space, Tried, differ
 from eagle3convert.reference.report import Outcome, ReplayReport
 from eagle3convert.reference.states import read_states
 from eagle3convert.reference.subject import Subject, nearest, prepare
-from eagle3convert.reference.verifier_weights import open_verifier
+from eagle3convert.reference.threads import threads_for
+from eagle3convert.reference.verifier_ends import ends_of
 
 LIMIT = 4096  # positions that are measured of a longer capture
 SMALL = 5e9  # weights times positions up to which a drafter is small, and is searched on all positions and further
@@ -66,19 +67,18 @@ def replay(
     if steps < 1 or limit < 1:
         raise UsageError(f"steps {steps}, limit {limit}: at least one draft step at one position is measured.")
     options = Options(verifier=verifier, **stated)
-    folder = Path(verifier) if verifier is not None and Path(verifier).is_dir() else None
-    weights = open_verifier(folder) if folder is not None else None
+    weights = options.verifier_weights()
     try:
         with open_checkpoint(Path(drafter_folder)) as checkpoint:
             receipt = read_receipt(checkpoint)
             schema = source_schema(checkpoint, format_name, receipt)
             reading = Reading(checkpoint, schema, options.statements(remembered(receipt, schema.name)))
             states = read_states(states_files, reading.aux.ascending, reading.dims.A or 3)
-            subject = prepare(reading, limited(states, limit), weights, compute, device)
-            return _Replay(subject, steps, for_format, states.length, progress).run()
+            subject = prepare(reading, limited(states, limit), ends_of(weights), compute, device)
+            with threads_for(subject.trained.form.hidden_size):
+                return _Replay(subject, steps, for_format, states.length, progress).run()
     finally:
-        if weights is not None:
-            weights.checkpoint.close()
+        weights.close()
 
 
 class _Replay:

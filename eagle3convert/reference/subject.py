@@ -15,7 +15,7 @@ from eagle3convert.reference.as_served import read_layers
 from eagle3convert.reference.bench import Variant
 from eagle3convert.reference.interpretation import Interpretation, as_trained
 from eagle3convert.reference.states import CapturedStates
-from eagle3convert.reference.verifier_weights import VerifierWeights
+from eagle3convert.reference.verifier_ends import VerifierEnds
 from eagle3convert.reference.weights import Rows, Weights
 from eagle3convert.vocab import from_targets, targets_of, to_targets
 
@@ -49,7 +49,7 @@ class Subject:
 
 
 def prepare(
-    reading: Reading, states: CapturedStates, verifier: VerifierWeights | None, dtype: torch.dtype, device: str
+    reading: Reading, states: CapturedStates, verifier: VerifierEnds | None, dtype: torch.dtype, device: str
 ) -> Subject:
     """Bring a drafter and captured states together; UsageError or CheckpointError where they do not fit."""
     reading = _with_layer_count(reading, states)
@@ -128,7 +128,7 @@ def _declared(reading: Reading, trained: Interpretation, states: CapturedStates,
     return Variant(trained.form, layers, stated if stated in maps else next(iter(maps)))
 
 
-def _choices(reading: Reading, states: CapturedStates, verifier: VerifierWeights | None) -> tuple[Tensor | None, str]:
+def _choices(reading: Reading, states: CapturedStates, verifier: VerifierEnds | None) -> tuple[Tensor | None, str]:
     """The right tokens, from the best source there is, and which that is."""
     if states.argmax is not None:
         return states.argmax, "the verifier's greedy choices in the capture"
@@ -156,7 +156,7 @@ def _maps(drafter: Drafter, trained: Interpretation, size: int) -> dict[str, Ten
     return {name: replace(trained, targets=targets).target_ids(size) for name, targets in found.items()}
 
 
-def _embeddings(trained: Interpretation, states: CapturedStates, verifier: VerifierWeights | None) -> Rows | None:
+def _embeddings(trained: Interpretation, states: CapturedStates, verifier: VerifierEnds | None) -> Rows | None:
     """The verifier's embeddings, from its folder or from the captured hidden_states 0; None where neither is there."""
     if verifier is not None:
         return verifier.embed

@@ -10,11 +10,11 @@ from eagle3convert.destination import Destination
 from eagle3convert.drafter import Drafter
 from eagle3convert.findings import Confidence, Finding, Severity
 from eagle3convert.reading import Reading
+from eagle3convert.verifier_weights import NO_WEIGHTS, VerifierWeights
 
 if TYPE_CHECKING:
     from eagle3convert.served import ServedReading
     from eagle3convert.values import ValueStats
-    from eagle3convert.verifier_weights import VerifierWeights
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Case:
     destination: Destination | None = None
     served: ServedReading | None = None  # the folder as the destination's engine takes it without a conversion
     values: Mapping[str, ValueStats] | None = None  # of every float tensor, where the data were scanned
-    weights_of_verifier: VerifierWeights | None = None
+    weights_of_verifier: VerifierWeights = NO_WEIGHTS
     examined: bool = False  # a doctor asks, and not a conversion
 
     @property

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from eagle3convert.checkpoint.compare import first_difference
 from eagle3convert.findings import Confidence, Finding, Severity
 from eagle3convert.rules.base import Case, Rule, destination_of
+from eagle3convert.verifier_weights import EMBEDDING, HEAD
 
 
 class W701_VerifierVocabulary(Rule):
@@ -47,19 +49,22 @@ class W702_VerifierWidth(Rule):
 
 
 class WeightsRule(Rule):
-    """A rule that compares weights with the verifier's."""
+    """A rule that compares a tensor of the drafter with the verifier's."""
+
+    tensor: ClassVar[str] = EMBEDDING
 
     def skip(self, case: Case) -> str | None:
-        return "--verifier names no folder with weights" if case.weights_of_verifier is None else super().skip(case)
+        mine = case.reading.tensor(self.tensor)
+        unread = case.weights_of_verifier.why_not(self.tensor, mine) if mine is not None else ""
+        return unread or super().skip(case)
 
 
 def embedding_difference(case: Case) -> tuple[str, str, int] | None:
-    """(the drafter's embedding, the verifier's, first row that differs), or None where they agree or cannot be held
-    against each other."""
-    mine = case.reading.tensor("embed_tokens.weight")
-    theirs = case.weights_of_verifier.embedding if case.weights_of_verifier is not None else None
-    if mine is None or theirs is None or (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
+    """(the drafter's embedding, the verifier's, first row that differs), or None where they agree."""
+    mine = case.reading.tensor(EMBEDDING)
+    if mine is None:
         return None
+    theirs = case.weights_of_verifier.tensors[EMBEDDING]
     at = first_difference(mine, theirs)
     return (mine.name, theirs.name, at // (mine.nbytes // mine.shape[0])) if at is not None else None
 
@@ -118,14 +123,15 @@ class N704_HeadNotOfVerifier(WeightsRule):
 
     severity = Severity.NOTE
     confidence = Confidence.INFERENCE
+    tensor = HEAD
 
     def check(self, case: Case) -> Iterator[Finding]:
-        mine, targets = case.reading.tensor("lm_head.weight"), case.drafter.targets
-        theirs = case.weights_of_verifier.head if case.weights_of_verifier is not None else None
-        if mine is None or theirs is None or targets is None or mine.dtype != theirs.dtype or len(mine.shape) != 2:
+        mine, targets = case.reading.tensor(HEAD), case.drafter.targets
+        if mine is None or targets is None:
             return
-        if mine.shape[1:] != theirs.shape[1:] or mine.shape[0] != len(targets) or max(targets) >= theirs.shape[0]:
-            return
+        theirs = case.weights_of_verifier.tensors[HEAD]
+        if len(mine.shape) != 2 or mine.shape[0] != len(targets) or max(targets) >= theirs.shape[0]:
+            return  # other rules name these
         width, step = mine.nbytes // mine.shape[0], max(1, mine.shape[0] // 64)
         asked = range(0, mine.shape[0], step)
         other = [i for i in asked if mine.read(i * width, width) != theirs.read(targets[i] * width, width)]

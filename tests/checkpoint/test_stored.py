@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,16 @@ def test_a_local_file_reads_ranges_and_says_when_it_ends_early(tmp_path: Path) -
     file.close()
     assert file.read(0, 1) == b"\0"
     file.close()
+
+
+def test_a_local_file_that_nothing_refers_to_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    path.write_bytes(b"x")
+    file = LocalFile(path)
+    fd = file.fileno()
+    del file
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
 
 
 def test_a_missing_file_a_dead_link_and_a_folder_are_sentences(tmp_path: Path) -> None:

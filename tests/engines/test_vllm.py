@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import eagle3convert
 from eagle3convert.doctor import Examination
@@ -224,7 +223,6 @@ def test_the_doctor_tells_an_engine_that_stops_from_one_that_goes_on(served: Ser
 @pytest.mark.parametrize("name", [name for name, change in FAULTS.items() if change.replay])
 def test_replay_names_the_fault_that_no_file_shows(served: Served, name: str) -> None:
     assert not errors(served.folders[name])
-    torch.set_num_threads(1)  # more only get into each other's way with matrices as small as these
     found = eagle3convert.replay(served.folders[name], [STATES], **STATED)
     assert [difference.subject for difference in found.winner.differences] == [FAULTS[name].replay]
 

@@ -231,3 +231,16 @@ def test_an_engine_that_takes_the_verifiers_embeddings(tmp_path: Path) -> None:
     assert scores["sglang"].shares[0] > 0.98
     assert scores["vllm"].shares[0] < 0.9
     assert any("embed_tokens" in what for e in report.engines if e.format_name == "sglang" for what in e.ignored)
+
+
+def test_replay_of_a_small_drafter_computes_in_one_thread_and_leaves_torch_as_it_was() -> None:
+    """On a busy machine torch's threads wait for each other, a minute in all where one thread takes two seconds."""
+    before = torch.get_num_threads()
+    during = set()
+    torch.set_num_threads(3)
+    try:
+        replay(DEMO, [CAPTURED], progress=lambda done, total: during.add(torch.get_num_threads()))
+        assert during == {1}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

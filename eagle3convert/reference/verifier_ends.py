@@ -1,29 +1,27 @@
-"""The verifier's embeddings and head, read from its folder: lent to drafters without their own, and to judge."""
+"""The two ends of the verifier, its embedding and its head: lent to drafters without their own, and to judge."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from eagle3convert.checkpoint.source import Checkpoint, open_checkpoint
 from eagle3convert.checkpoint.stored import StoredTensor
 from eagle3convert.errors import CheckpointError
 from eagle3convert.reference.weights import gather_rows, read_tensor
+from eagle3convert.verifier_weights import EMBEDDING, HEAD, NORM, VerifierWeights
 
 BLOCK = 8192  # rows of the head that are in memory at a time
 OTHER_NORMS = ("gemma",)  # families whose final norm multiplies with 1 + weight, and whose embeddings are scaled
 
 
 @dataclass(frozen=True)
-class VerifierWeights:
+class VerifierEnds:
     """A verifier's embedding table, lm_head and final norm, each where it is stored."""
 
-    checkpoint: Checkpoint
+    label: str
     embedding: StoredTensor
     head: StoredTensor
     norm: StoredTensor
@@ -41,7 +39,7 @@ class VerifierWeights:
         state = output.float()
         if state.shape[1] != self.head.shape[1]:
             raise CheckpointError(
-                f"{self.checkpoint.label}: lm_head takes states of width {self.head.shape[1]}, and the captured ones "
+                f"{self.label}: lm_head takes states of width {self.head.shape[1]}, and the captured ones "
                 f"have {state.shape[1]}. Give the verifier that the states were captured from."
             )
         if not normed:
@@ -57,36 +55,26 @@ class VerifierWeights:
         return choice
 
 
-def open_verifier(folder: Path) -> VerifierWeights | None:
-    """The weights of the verifier in a folder; None where the folder holds its config only."""
-    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+def ends_of(weights: VerifierWeights) -> VerifierEnds | None:
+    """The two ends of a verifier; None where there are no weights of it.  CheckpointError where they cannot be used."""
+    if weights.error is not None:
+        raise weights.error
+    if weights.folder is None:
         return None
-    checkpoint = open_checkpoint(folder)
-    config: dict[str, Any] = checkpoint.config
-    text = config.get("text_config")
-    text = text if isinstance(text, dict) else config
+    text = weights.config.get("text_config")
+    text = text if isinstance(text, dict) else weights.config
     if str(text.get("model_type", "")).startswith(OTHER_NORMS):
-        checkpoint.close()
         raise CheckpointError(
-            f"{folder}: the head of a {text['model_type']} verifier is not computed here, for its norms differ. "
-            f"Capture verifier_argmax with the states, and give the verifier's config.json with --verifier-config."
+            f"{weights.folder}: the head of a {text['model_type']} verifier is not computed here, for its norms "
+            f"differ. Capture verifier_argmax with the states, and give the verifier's config.json with "
+            f"--verifier-config."
         )
-    embedding = _find(checkpoint, "embed_tokens.weight", "wte.weight")
-    norm = _find(checkpoint, "model.norm.weight", "norm.weight")
-    head = _find(checkpoint, "lm_head.weight") or embedding
-    if embedding is None or norm is None or head is None:
-        checkpoint.close()
+    missing = [name for name in (EMBEDDING, NORM, HEAD) if name not in weights.tensors]
+    if missing:
         raise CheckpointError(
-            f"{folder}: embed_tokens.weight, norm.weight and lm_head.weight are wanted of the verifier, and one of "
-            f"them is not there. Give its whole folder, or the folder of its config.json alone."
+            f"{weights.folder}: {' and '.join(missing)} cannot be told among the verifier's weights. Give its whole "
+            f"folder, or the folder of its config.json alone."
         )
-    return VerifierWeights(checkpoint, embedding, head, norm, float(text.get("rms_norm_eps", 1e-6)))
-
-
-def _find(checkpoint: Checkpoint, *endings: str) -> StoredTensor | None:
-    """The tensor with one of these names, behind any prefix; the shortest name where there are several."""
-    for ending in endings:
-        names = [n for n in checkpoint.tensors if n == ending or (n.endswith(f".{ending}") and ".layers." not in n)]
-        if names:
-            return checkpoint.tensors[min(names, key=len)]
-    return None
+    found = weights.tensors
+    eps = float(text.get("rms_norm_eps", 1e-6))
+    return VerifierEnds(str(weights.folder), found[EMBEDDING], found[HEAD], found[NORM], eps)
