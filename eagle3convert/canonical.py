@@ -71,7 +71,7 @@ class FeatureSpec:
     """
 
     name: str
-    kind: Literal["bool", "window", "str"]
+    kind: Literal["bool", "window"]
     source: Literal["config", "tensors", "both"]
     plain: Value
     says: str

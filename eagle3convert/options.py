@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eagle3convert.assumptions import check_assumptions
 from eagle3convert.errors import UsageError
-from eagle3convert.reading import Statements, parse_assumptions
+from eagle3convert.reading import Statements
 from eagle3convert.verifier import VerifierFacts, from_config, from_file
 from eagle3convert.verifier_weights import VerifierWeights, open_verifier
 
@@ -27,14 +27,19 @@ class Options:
     engine_version: str = ""
     format_files: Sequence[str | Path] = ()
 
-    def statements(self, receipt_facts: Mapping[str, Any]) -> Statements:
+    def __post_init__(self) -> None:
+        check_assumptions(self.assume or {})
         if self.d2t_encoding not in (None, "offset", "absolute"):
             raise UsageError(f"d2t_encoding {self.d2t_encoding!r}: say offset or absolute.")
-        assumed = dict(self.assume or {})
-        if assumed:
-            assumed = parse_assumptions(tuple(f"{k}={json.dumps(v)}" for k, v in assumed.items()))
+        layers = self.aux_layers
+        if layers is not None and not (isinstance(layers, list | tuple) and all(type(k) is int for k in layers)):
+            raise UsageError(f"aux_layers {layers!r}: a list of layers is wanted, like [2, 16, 29].")
+        if self.verifier is not None and not str(self.verifier):
+            raise UsageError("verifier '': say the verifier's name, or a folder with its config.json.")
+
+    def statements(self, receipt_facts: Mapping[str, Any]) -> Statements:
         return Statements(
-            assumed,
+            dict(self.assume or {}),
             tuple(self.aux_layers) if self.aux_layers is not None else None,
             self.d2t_encoding,  # type: ignore[arg-type]
             self.verifier_facts(),

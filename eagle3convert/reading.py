@@ -6,7 +6,6 @@ Nothing is judged here and nothing raises: what contradicts or is missing stays 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -98,9 +97,10 @@ class Reading:
         }
         model_type = stated.pop("model_type", None)
         mine = replace(VerifierFacts(), **stated, model_types=(model_type,) if model_type else ())
+        name, classes = self.config.value("verifier.name"), self.config.value("verifier.architectures")
         said = VerifierFacts(
-            name=self.config.value("verifier.name"),
-            architectures=tuple(self.config.value("verifier.architectures") or ()),
+            name=name if isinstance(name, str) else None,
+            architectures=tuple(filter(_is_text, classes)) if isinstance(classes, list) else (),
         )
         told = self.statements.remembered.get("verifier")
         receipt = VerifierFacts(**_tuples(told)) if isinstance(told, dict) else VerifierFacts()
@@ -286,32 +286,9 @@ def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 def _tuples(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
-
-
-def parse_assumptions(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """`KEY=VALUE` pairs as facts; the value is JSON, or a bare word."""
-    from eagle3convert.errors import UsageError
-
-    known = {*FEATURES, *DECODER_FIELDS, "target_hidden_size", "draft_vocab_size", "fc_order", *VERIFIER_KEYS}
-    facts: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals or key not in known:
-            raise UsageError(f"--assume {pair}: say KEY=VALUE with one of these keys: {', '.join(sorted(known))}.")
-        try:
-            facts[key] = json.loads(text)
-        except ValueError:
-            facts[key] = text
-        if key in FEATURES and FEATURES[key].kind == "bool" and not isinstance(facts[key], bool):
-            raise UsageError(f"--assume {pair}: {key} is true or false, not {text!r}.")
-        if key == "fc_order" and facts[key] not in ("ascending", "as_listed"):
-            raise UsageError(f"--assume {pair}: fc_order is ascending or as_listed, not {text!r}.")
-    return facts
-
-
-VERIFIER_KEYS = (
-    "verifier.name", "verifier.model_type", "verifier.num_hidden_layers", "verifier.hidden_size",
-    "verifier.vocab_size", "verifier.max_position_embeddings",
-)  # fmt: skip

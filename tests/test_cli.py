@@ -470,7 +470,9 @@ JSON = st.recursive(
 
 
 def fields_of(config: dict[str, Any]) -> list[str]:
-    nested = (f"{key}.{inner}" for key, value in config.items() if isinstance(value, dict) for inner in value)
+    nested = (
+        f"{key}.{inner}" for key, value in config.items() if isinstance(value, dict) for inner in fields_of(value)
+    )
     return sorted({*config, *nested})
 
 

@@ -53,10 +53,10 @@ def convert(
 
     IN is a folder, or a repo on the Hub: ORG/NAME, ORG/NAME@REVISION, hf://ORG/NAME@REVISION/FOLDER.
     """
+    from eagle3convert.assumptions import parse_assumptions
     from eagle3convert.conversion import on_this_machine, plan_checkpoint, write_plan
     from eagle3convert.hub.opening import open_source
     from eagle3convert.options import Options
-    from eagle3convert.reading import parse_assumptions
     from eagle3convert.report import conversion_bar, print_findings, print_plan, print_result
 
     pushing = Pushing.taken_from(stated)

@@ -53,9 +53,9 @@ def doctor(
     **stated: Any,
 ) -> None:
     """Say why the drafter IN accepts nothing: findings, the most decisive first; exit 1 where one is an error."""
+    from eagle3convert.assumptions import parse_assumptions
     from eagle3convert.doctor import examine
     from eagle3convert.doctor_report import report_lines
-    from eagle3convert.reading import parse_assumptions
     from eagle3convert.report import Bar
 
     stated["assume"] = parse_assumptions(stated["assume"])

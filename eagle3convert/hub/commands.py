@@ -134,8 +134,8 @@ def convert_all(
 
     One line for each; exit 1 where one failed.
     """
+    from eagle3convert.assumptions import parse_assumptions
     from eagle3convert.hub.run_dir import convert_all as outcomes_of
-    from eagle3convert.reading import parse_assumptions
 
     repo = stated.pop("push_to_hub")
     stated["assume"] = parse_assumptions(stated["assume"])
