@@ -12,6 +12,7 @@ from eagle3convert.byteops import Cast
 from eagle3convert.canonical import VOCAB_TENSORS
 from eagle3convert.checkpoint.source import Checkpoint
 from eagle3convert.destination import Restoration
+from eagle3convert.errors import CheckpointError
 from eagle3convert.fields import ConfigSpelling
 from eagle3convert.nested import ABSENT, difference
 from eagle3convert.planning import Plan
@@ -107,22 +108,35 @@ def _as_source_ids(plan: Plan, fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def load_receipt(file: Path) -> dict[str, Any] | None:
-    """The receipt in a file; None where there is none, or it is not what this version writes."""
+def load_receipt(folder: Path) -> dict[str, Any]:
+    """The receipt in a folder; CheckpointError where there is none, or it is not what this version writes."""
+    file = folder / RECEIPT_FILE
     try:
         receipt = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    except FileNotFoundError:
+        raise CheckpointError(f"{file}: there is no receipt of a conversion here.") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: the receipt cannot be read ({error}).") from error
     if not isinstance(receipt, dict) or receipt.get("receipt") != RECEIPT_VERSION:
-        return None
-    from eagle3convert.receipt_model import sound
+        raise CheckpointError(f"{file}: this is no receipt that this version of eagle3convert reads.")
+    from eagle3convert.receipt_model import complaint
 
-    return receipt if sound(receipt) else None
+    if wrong := complaint(receipt):
+        raise CheckpointError(f"{file}: the receipt is not as it was written: {wrong}.")
+    return receipt
+
+
+def find_receipt(folder: Path) -> dict[str, Any] | None:
+    """The receipt in a folder, or None where `load_receipt` would complain."""
+    try:
+        return load_receipt(folder)
+    except CheckpointError:
+        return None
 
 
 def read_receipt(checkpoint: Checkpoint) -> dict[str, Any] | None:
     """The receipt beside a checkpoint; None where there is none, or the folder is no longer as it was written."""
-    receipt = load_receipt(checkpoint.path / RECEIPT_FILE)
+    receipt = find_receipt(checkpoint.path)
     if receipt is None:
         return None
     return receipt if receipt.get("written") == fingerprint_of(checkpoint) else None

@@ -18,12 +18,20 @@ class Change(Part):
     value: Any = None
 
 
+class File(Part):
+    name: str
+    bytes: int
+
+
 class Source(Part):
     format: str
+    path: str
+    files: list[File]
 
 
 class Destination(Part):
     format: str
+    lowest_release: str
     engine_version: str | None
     dtype: Literal["BF16", "F16", "F32"] | None
 
@@ -57,21 +65,38 @@ class Carried(Part):
     facts: dict[str, bool]
 
 
-class Receipt(Part):
-    """What the way back and a later verification take from a receipt."""
+class TensorRow(Part):
+    name: str
+    change: str
 
+
+class VerificationPart(Part):
+    passed: bool
+    checks: dict[str, str]
+    defects: list[str]
+
+
+class Receipt(Part):
+    """What the way back, a later verification, a push and its card take from a receipt."""
+
+    eagle3convert: str
+    created: str
     source: Source
     destination: Destination
+    launch: list[str]
+    tensors: list[TensorRow]
     assumptions: Assumptions
     verifier: VerifierPart
+    verification: VerificationPart | None
     carried: Carried
     written: str
 
 
-def sound(receipt: dict[str, Any]) -> bool:
-    """Whether a receipt has all that is followed, in the right types."""
+def complaint(receipt: dict[str, Any]) -> str:
+    """The first part of a receipt that is missing or of another type than what is followed, or nothing."""
     try:
         Receipt.model_validate(receipt)
-    except ValidationError:
-        return False
-    return True
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return ""

@@ -10,17 +10,15 @@ from eagle3convert.errors import CheckpointError
 from eagle3convert.formats import find_format
 from eagle3convert.options import Options
 from eagle3convert.planning import DTYPES, Plan, make_plan
-from eagle3convert.receipt import RECEIPT_FILE, load_receipt, read_receipt, remembered, restoration_for
+from eagle3convert.receipt import load_receipt, read_receipt, remembered, restoration_for
 
 
 def replan(checkpoint: Checkpoint, out: Path, format_files: Sequence[str | Path] = ()) -> Plan:
     """The plan by which `out` was made from a checkpoint, as the receipt in `out` tells it."""
-    receipt = load_receipt(out / RECEIPT_FILE)
-    if receipt is None:
-        raise CheckpointError(
-            f"{out / RECEIPT_FILE}: there is no receipt of a conversion here, so nothing says how {out} was made. "
-            f"Convert again."
-        )
+    try:
+        receipt = load_receipt(out)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} So nothing says how {out} was made. Convert again.") from error
     said, made = receipt["assumptions"], receipt["destination"]
     own = read_receipt(checkpoint)
     facts = {"verifier": receipt["verifier"], **remembered(own, receipt["source"]["format"])}

@@ -14,6 +14,8 @@ import pytest
 import eagle3convert
 from eagle3convert import Eagle3ConvertError, UsageError
 from eagle3convert.assumptions import KINDS, check_assumptions
+from eagle3convert.hub.card import Subject, make_card
+from eagle3convert.hub.folder import read_converted
 
 from .drafters import FORMATS, make_drafter, read_config, read_receipt, write_verifier
 
@@ -76,6 +78,7 @@ def test_any_value_anywhere_in_a_receipt(tmp_path: Path) -> None:
         goes_on_or_says_why(
             lambda: eagle3convert.verify(folder, out),
             lambda: eagle3convert.plan(out, "sglang", "speculators").as_json(),
+            lambda: make_card(Subject(out, read_converted(out).receipt, "org/name"), None, None),
         )
 
 

@@ -145,7 +145,7 @@ def _absolute_links(text: str, origin: HubOrigin) -> str:
 
 def _base_model(subject: Subject) -> str | None:
     origin = subject.origin
-    return origin.repo if origin is not None else repo_name((subject.receipt.get("verifier") or {}).get("name"))
+    return origin.repo if origin is not None else repo_name(subject.receipt["verifier"]["name"])
 
 
 def _product_tags(subject: Subject) -> list[str]:
@@ -166,7 +166,7 @@ def _body(subject: Subject) -> str:
 
 def _summary(subject: Subject) -> str:
     receipt, origin = subject.receipt, subject.origin
-    verifier = repo_name((receipt.get("verifier") or {}).get("name"))
+    verifier = repo_name(receipt["verifier"]["name"])
     whose = f" for [{verifier}]({page(verifier)})" if verifier else ""
     if origin is not None:
         inside = f", folder `{origin.folder}`" if origin.folder else ""
@@ -181,17 +181,17 @@ def _summary(subject: Subject) -> str:
 
 
 def _cast(receipt: Mapping[str, Any]) -> str:
-    dtype = receipt["destination"].get("dtype")
+    dtype = receipt["destination"]["dtype"]
     return f", its float tensors cast to {dtype}" if dtype else ""
 
 
 def _launch(subject: Subject) -> str:
-    words = list(subject.receipt.get("launch") or ())
+    words = list(subject.receipt["launch"])
     if not words:
         return ""
-    verifier = (subject.receipt.get("verifier") or {}).get("name")
+    verifier = subject.receipt["verifier"]["name"]
     if verifier and repo_name(verifier) is None:  # a folder of whoever converted it
-        words = [word.replace(str(verifier), "VERIFIER") for word in words]
+        words = [word.replace(verifier, "VERIFIER") for word in words]
     command = shlex.join(word.replace("{drafter}", subject.repo) for word in words)
     lowest = subject.receipt["destination"]["lowest_release"]
     pinned = ""
@@ -240,9 +240,9 @@ def _feature(name: str, value: Any) -> str:
 def _proof(subject: Subject) -> str:
     report = subject.receipt["verification"]
     lines = [f"- {check}: {outcome}" for check, outcome in report["checks"].items()]
-    stated = subject.receipt.get("assumptions") or {}
-    said = [f"{key} = {value}" for key, value in (stated.get("assume") or {}).items()]
-    said += [f"{key} = {stated[key]}" for key in ("aux_layers", "d2t_encoding") if stated.get(key) is not None]
+    stated = subject.receipt["assumptions"]
+    said = [f"{key} = {value}" for key, value in stated["assume"].items()]
+    said += [f"{key} = {stated[key]}" for key in ("aux_layers", "d2t_encoding") if stated[key] is not None]
     if said:
         lines.append(f"- stated by whoever converted it, not by the source: {', '.join(said)}")
     head = "Verified by reading the result again and undoing the conversion; `eagle3convert.json` is the full report:"

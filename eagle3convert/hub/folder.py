@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from eagle3convert.checkpoint.source import open_checkpoint
+from eagle3convert.errors import CheckpointError
 from eagle3convert.hub.errors import PushRefused
 from eagle3convert.hub.names import HubOrigin
-from eagle3convert.receipt import RECEIPT_FILE, RECEIPT_VERSION, fingerprint_of
+from eagle3convert.receipt import RECEIPT_FILE, fingerprint_of, load_receipt
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
@@ -96,39 +97,33 @@ def read_converted(path: Path) -> ConvertedFolder:
 
 
 def _receipt(path: Path) -> dict[str, Any]:
-    file = path / RECEIPT_FILE
     try:
-        receipt = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        receipt = load_receipt(path)
+    except CheckpointError as error:
         raise PushRefused(
-            f"{path}: there is no {RECEIPT_FILE}, so nothing proves what this drafter is. Only what eagle3convert "
-            "wrote and verified is pushed: convert it first, or upload it yourself with `hf upload`."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise PushRefused(f"{file}: cannot be read ({error}). Convert again.") from error
-    if not isinstance(receipt, dict) or receipt.get("receipt") != RECEIPT_VERSION:
-        raise PushRefused(f"{file}: is no receipt that this version of eagle3convert reads. Convert again.")
-    report = receipt.get("verification") or {}
-    if report.get("passed") is not True:
-        said = "; ".join(report.get("defects") or ()) or "it was not verified"
+            f"{error} So nothing proves what this drafter is. Only what eagle3convert wrote and verified is pushed: "
+            "convert it first, or upload it yourself with `hf upload`."
+        ) from error
+    report = receipt["verification"]
+    if report is None or not report["passed"]:
+        said = "; ".join(report["defects"] if report is not None else ()) or "it was not verified"
         raise PushRefused(f"{path}: the receipt has no passing verification ({said}). Convert again with verification.")
     return receipt
 
 
 def _published(receipt: Mapping[str, Any]) -> bytes:
     """The receipt as it is pushed: of a source on this machine only the folder's name, of the Hub's cache the repo."""
-    source = dict(receipt["source"])
+    source, verifier = dict(receipt["source"]), dict(receipt["verifier"])
     origin = HubOrigin.of(source)
     if origin is not None:
         source |= origin.as_json()
     else:
-        source["path"] = Path(str(source.get("path") or "")).name
-    verifier = dict(receipt.get("verifier") or {})
-    hidden = str(verifier.get("name") or "")
+        source["path"] = Path(source["path"]).name
+    hidden = verifier["name"] or ""
     told = {**receipt, "source": source}
     if Path(hidden).is_absolute():
         verifier["name"] = Path(hidden).name
-        launch = [str(word).replace(hidden, Path(hidden).name) for word in receipt.get("launch") or ()]
+        launch = [word.replace(hidden, Path(hidden).name) for word in receipt["launch"]]
         told |= {"verifier": verifier, "launch": launch}
     return (json.dumps(told, indent=2, ensure_ascii=False) + "\n").encode()
 

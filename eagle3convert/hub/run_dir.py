@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from eagle3convert.errors import CheckpointError, Eagle3ConvertError, UsageError
 from eagle3convert.hub.names import HubOrigin
 from eagle3convert.options import Options
 from eagle3convert.planning import DTYPES
-from eagle3convert.receipt import RECEIPT_FILE, read_receipt
+from eagle3convert.receipt import find_receipt, read_receipt
 
 DEPTH: Final = 3
 """How many folders deep a run's checkpoints are looked for: run/checkpoints/epoch_3 and a level to spare."""
@@ -101,7 +100,7 @@ def _outcomes(
 
 def _one(name: str, source: Path, out: Path, formats: tuple[str, str], options: Mapping[str, Any]) -> Outcome:
     try:
-        receipt = _receipt_of(out)
+        receipt = find_receipt(out)
         if receipt is not None and is_intact(out) and _is_current(receipt, source, formats, options):
             return Outcome(name, "unchanged", source, out)
         convert(source, out, *formats, force=receipt is not None, **options)
@@ -110,28 +109,17 @@ def _one(name: str, source: Path, out: Path, formats: tuple[str, str], options: 
     return Outcome(name, "converted", source, out)
 
 
-def _receipt_of(out: Path) -> dict[str, Any] | None:
-    """The receipt of what was converted to ``out`` before, whether or not it is still intact; None without one."""
-    try:
-        receipt = json.loads((out / RECEIPT_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return receipt if isinstance(receipt, dict) else None
-
-
 def _is_current(receipt: Mapping[str, Any], source: Path, formats: tuple[str, str], options: Mapping[str, Any]) -> bool:
     """Whether ``receipt`` is of this source, as it is now, converted in this way, into what is there now."""
+    told, made, report = receipt["source"], receipt["destination"], receipt["verification"]
+    verified = report is not None and report["passed"] and made["format"] == formats[1]
+    same_source = Path(told["path"]).resolve() == source.resolve() and HubOrigin.of(told) is None
+    if not (verified and same_source and formats[0] in ("auto", told["format"]) and _same_way(receipt, options)):
+        return False
+    sizes = {item["name"]: item["bytes"] for item in told["files"]}
     try:
-        told, made = receipt["source"], receipt["destination"]
-        out_intact = receipt["verification"]["passed"] and made["format"] == formats[1]
-        same_source = Path(told["path"]).resolve() == source.resolve() and HubOrigin.of(told) is None
-        if not (out_intact and same_source and formats[0] in ("auto", told["format"])):
-            return False
-        if not _same_way(receipt, options):
-            return False
-        sizes = {item["name"]: item["bytes"] for item in told["files"]}
         written = datetime.fromisoformat(receipt["created"]).timestamp()
-    except (KeyError, TypeError, ValueError):
+    except ValueError:
         return False
     with open_checkpoint(source) as checkpoint:
         files = [*checkpoint.files, source / "config.json", *source.glob("*.index.json")]

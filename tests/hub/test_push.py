@@ -205,18 +205,27 @@ def test_weights_of_somebody_else_are_not_taken_away(
 
 
 def test_without_a_receipt(hub: HubServer, drafter: Path) -> None:
-    with pytest.raises(PushRefused, match=r"there is no eagle3convert.json.*convert it first"):
+    with pytest.raises(PushRefused, match=r"eagle3convert\.json: there is no receipt.*convert it first"):
         push_to_hub(drafter, "acme/tiny")
     assert hub.log == []
 
 
+FAILED = {"passed": False, "checks": {}, "defects": ["fc.weight: differs."]}
+
+
 @pytest.mark.parametrize(
-    "report", [None, {}, {"passed": False, "defects": ["fc.weight: differs."]}, {"passed": "yes", "defects": []}]
+    ("report", "says"),
+    [
+        (None, r"the receipt has no passing verification \(it was not verified\)"),
+        (FAILED, r"the receipt has no passing verification \(fc\.weight: differs\.\)"),
+        ({}, r"the receipt is not as it was written: verification\.passed"),
+        (FAILED | {"passed": "yes"}, r"the receipt is not as it was written: verification\.passed"),
+    ],
 )
-def test_without_a_passing_verification(hub: HubServer, converted: Path, report: object) -> None:
+def test_without_a_passing_verification(hub: HubServer, converted: Path, report: object, says: str) -> None:
     receipt = json.loads((converted / "eagle3convert.json").read_text())
     (converted / "eagle3convert.json").write_text(json.dumps(receipt | {"verification": report}))
-    with pytest.raises(PushRefused, match="the receipt has no passing verification"):
+    with pytest.raises(PushRefused, match=says):
         push_to_hub(converted, "acme/tiny")
     assert hub.log == []
 
