@@ -35,12 +35,16 @@ def drafter_on(states: Ids, space: Path) -> Path:
     return make_drafter("speculators", aux=states).write(space / "-".join(map(str, states)))
 
 
-def written_ids(space: Path, states: Ids, model_type: str, architecture: str, layers: int) -> Written:
-    """Plan the conversion of a drafter for a verifier of this family and layer count."""
+def written_ids(
+    space: Path, states: Ids, model_type: str, architecture: str, layers: int, release: str = ""
+) -> Written:
+    """Plan the conversion of a drafter for a verifier of this family and layer count, and a release of SGLang."""
     facts = VERIFIER | {"model_type": model_type, "architectures": [architecture], "num_hidden_layers": layers}
     file = space / f"{model_type}-{architecture}-{layers}.json"
     file.write_text(json.dumps(facts), encoding="utf-8")
-    plan = eagle3convert.plan(drafter_on(states, space), "speculators", "sglang", verifier_config=file)
+    plan = eagle3convert.plan(
+        drafter_on(states, space), "speculators", "sglang", verifier_config=file, engine_version=release
+    )
     codes = tuple(f.code for f in plan.errors), tuple(f.code for f in plan.warnings)
     encoded = plan.destination.aux_ids
     if plan.errors:

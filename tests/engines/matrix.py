@@ -26,7 +26,6 @@ DRAFTERS = {
     "aux layers with embedding": "aux layers with the embedding output",
     "final state": "aux layers with the final state",
     "final state of gpt_oss and gemma4": "aux layers with the final state of gpt_oss and gemma4",
-    "aux layers of gemma3": "aux layers of a gemma3 verifier",
     "rope": "scaled rope (linear, llama3, yarn)",
     "head_dim": "heads × head size is not the hidden size",
     "narrow": "a drafter of another width than its verifier",
@@ -38,6 +37,14 @@ DRAFTERS = {
     "final_norm": "drafts without the final norm",
     "two ranks": "split over two ranks (tensor parallelism, CPU)",
 }
+VERIFIERS = {
+    f"{name}{suffix}": f"`{name}`{label}"
+    for name in (
+        "llama", "phi3", "mistral", "ministral3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "mellum", "glm4_moe",
+        "exaone_moe", "apertus", "gpt_oss", "gemma3_text", "gemma4_text", "deepseek_v2", "deepseek_v3", "glm4_moe_lite",
+    )
+    for suffix, label in (("", ""), (" with embedding", ", with the embedding output"))
+}  # fmt: skip
 FAULTS = {
     "named layers.0": "tensors named `layers.0.*` in an SGLang drafter",
     "absolute d2t": "absolute ids in `d2t`",
@@ -61,7 +68,7 @@ FOUND: set[Finding] = set()
 
 def record(feature: str, engine: str, release: str, verdict: Verdict, how: str) -> None:
     """Keep a proven outcome; called by a test after its assertions."""
-    assert feature in DRAFTERS or feature in FAULTS, f"{feature}: no row of the table"
+    assert feature in DRAFTERS | VERIFIERS | FAULTS, f"{feature}: no row of the table"
     assert engine in ENGINES
     FOUND.add(Finding(feature, engine, release, verdict, how))
 

@@ -16,6 +16,7 @@ from eagle3convert.conventions import Ids, default_states
 from eagle3convert.formats import load_format
 from eagle3convert.schema import Family
 from tests.engines.aux_ids import Written, written_ids
+from tests.engines.captures import NO_VERIFIERS
 from tests.engines.engines import SGLANG, run_host
 
 pytestmark = pytest.mark.engine
@@ -31,16 +32,6 @@ LISTS: tuple[Ids, ...] = (
     (2, 30, 58), (3, 31, 59), (0, 3, 31), (2, 31, 59), (1, 30, 58), (0, 1), (0, 2, 58), (3, 4, 5, 6, 7), (24, 30, 61),
     (1, 2, 61), (2, 30, 61),
 )  # fmt: skip
-NO_VERIFIERS = {
-    "DeepseekV3ForCausalLMNextN", "ExaoneMoEForCausalLMMTP", "Gemma4AssistantForCausalLM",
-    "Gemma4UnifiedAssistantForCausalLM", "Glm4MoeForCausalLMNextN", "Glm4MoeLiteForCausalLMNextN",
-    "Glm5NextForConditionalGenerationNextN", "GlmMoeDsaForCausalLMNextN",
-    "LlamaForCausalLMEagle", "LlamaForCausalLMEagle3",
-    "LongcatFlashForCausalLMNextN", "MistralForCausalLMEagle", "MistralLarge3ForCausalLMEagle", "Qwen2ForCausalLMEagle",
-    "Qwen3MoeForCausalLMMTP", "Qwen3NextForCausalLMMTP",  # draft classes, which inherit the setter
-    "EmbeddingGemmaModel",  # makes embeddings
-    "MindSporeForCausalLM",  # hands the ids to a model of another program
-}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from .engines import ROOT
-from .matrix import DRAFTERS, ENGINES, FAULTS, FOUND, columns, table
+from .matrix import DRAFTERS, ENGINES, FAULTS, FOUND, VERIFIERS, columns, table
 
 pytestmark = pytest.mark.engine
 PAGE = ROOT / "docs" / "engines.md"
@@ -20,6 +20,8 @@ def tables() -> str:
     return "\n\n".join(
         (
             table(FOUND, "drafter", DRAFTERS),
+            "Whether SGLang's verifiers, by `model_type`, capture its own three layers, and a list with the embedding:",
+            table(FOUND, "verifier", VERIFIERS),
             "And what becomes of two faults when nobody converts or examines the drafter:",
             table(FOUND, "fault", FAULTS),
         )

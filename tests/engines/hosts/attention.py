@@ -23,8 +23,8 @@ class RowAttention:
         self.seen.clear()
 
     def attend(self, layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """[T, heads * head_dim] of queries, keys and values -> [T, heads * head_dim]."""
-        rows = q.shape[0]
+        """Queries, keys and values of T rows -> the same shape as the queries, as SGLang's own backends answer."""
+        shape, rows = q.shape, q.shape[1 if q.dim() == 4 else 0]
         q, k, v = (x.reshape(rows, -1, layer.head_dim).transpose(0, 1) for x in (q, k, v))
         groups = q.shape[0] // k.shape[0]
         steps = self.seen.setdefault(layer.layer_id, [])
@@ -39,7 +39,7 @@ class RowAttention:
         out = weights[..., :rows] @ first_v
         for step, (_, value) in enumerate(own):
             out = out + weights[..., rows + step, None] * value
-        return out.transpose(0, 1).reshape(rows, -1)
+        return out.transpose(0, 1).reshape(shape)
 
 
 def replace_attention() -> RowAttention:

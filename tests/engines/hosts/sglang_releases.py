@@ -9,12 +9,14 @@ import contextlib
 import importlib
 import sys
 import tempfile
+import types
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from importlib.metadata import version
 from unittest.mock import MagicMock
 
+import torch
 from packaging.version import Version
 
 RELEASE = Version(version("sglang"))
@@ -97,6 +99,11 @@ def by_server_arguments() -> None:
 
     set_global_server_args_for_scheduler(arguments())
     process_groups()
+    from sglang.srt.layers import dp_attention
+
+    # Some verifiers' layers ask for their place in it, a drafter's do not; the sizes are for a buffer that no one uses.
+    sizes = types.SimpleNamespace(hidden_size=1, dtype=torch.float32, hf_config=None)
+    dp_attention.initialize_dp_attention(arguments(), sizes)
 
 
 def by_context() -> None:
@@ -125,6 +132,17 @@ WAYS: tuple[tuple[str, Callable[[], None]], ...] = (
 def bring_up() -> None:
     """Set one rank up in the way of this release."""
     next(way for since, way in WAYS if Version(since) <= RELEASE)()
+
+
+def backend(batch: typing.Any, of_attention: typing.Any) -> AbstractContextManager[None]:
+    """The attention backend of a forward pass; until 0.5.12 the batch carried what it holds."""
+    if Version("0.5.16") > RELEASE:
+        for name, value in vars(of_attention).items():
+            setattr(batch, name, value)
+        return contextlib.nullcontext()
+    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+
+    return typing.cast(AbstractContextManager[None], forward_context(ForwardContext(of_attention)))
 
 
 def draft_window(size: int | None) -> AbstractContextManager[None]:

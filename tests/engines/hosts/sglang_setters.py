@@ -155,9 +155,10 @@ def run_setter(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def classes_with_setter() -> dict[str, Any]:
-    """Every class that SGLang registers and that has the setter; the modules that name it and cannot be imported."""
+    """Every class that SGLang registers, those with the setter, and modules that name it and cannot be imported."""
     models = importlib.import_module("sglang.srt.models")
     there: set[str] = set()
+    known: set[str] = set()
     unread: list[str] = []
     for module in pkgutil.iter_modules(models.__path__):
         try:
@@ -167,5 +168,6 @@ def classes_with_setter() -> dict[str, Any]:
                 unread.append(module.name)
             continue
         entries = entries if isinstance(entries, list) else [entries]
+        known |= {entry.__name__ for entry in entries}
         there |= {entry.__name__ for entry in entries if hasattr(entry, SETTER)}
-    return {"there": sorted(there), "unread": unread}
+    return {"known": sorted(known), "there": sorted(there), "unread": unread}

@@ -7,7 +7,8 @@ A capture makes a small verifier with transformers, writes its folder, loads it 
 load_weights and runs the class's own forward pass.  What is found, for every block of what the drafter would get:
 `states`, the hidden_states index of transformers that it equals, null where it equals none; `branches`, the number of
 the layer whose last norm's output it equals, before the residual is added; `off`, how far it is from the nearest state;
-and `apart`, how far any two states are from each other at least.
+`apart`, how far any two states are from each other at least; and `alike`, whether the verifier itself computes the
+logits of transformers, without which its states say nothing.
 
 A setter runs `set_eagle3_layers_to_capture` alone (`sglang_setters.py`): `states`, the entries of layers_to_capture,
 which count as hidden_states do.  `classes` asks for every class that has the setter.
@@ -20,10 +21,11 @@ import sys
 import tempfile
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 import sglang_cpu
+import sglang_releases
 
 import torch
 from attention import RowAttention
@@ -48,13 +50,21 @@ SILENT = ("alpha_p", "alpha_n", "sinks")
 """Parameters whose part SGLang computes in bfloat16 or in its attention kernel: at -100 it is nothing on both sides."""
 
 
-def make_verifier(case: dict[str, Any], folder: Path) -> dict[str, dict[int, Tensor]]:
+class Truth(NamedTuple):
+    """What transformers computes on TEXT: states and branches by their numbers, and the last token's logits."""
+
+    states: dict[int, Tensor]
+    branches: dict[int, Tensor]
+    logits: Tensor
+
+
+def make_verifier(case: dict[str, Any], folder: Path) -> Truth:
     """Write a small verifier with random weights; its residual stream on TEXT, by transformers."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(case["model_type"], **{**SMALL, **case.get("config", {})})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     for name, parameter in model.named_parameters():
         if name.endswith(SILENT):
             parameter.data.fill_(-100.0)
@@ -79,14 +89,14 @@ def make_verifier(case: dict[str, Any], folder: Path) -> dict[str, dict[int, Ten
                 lambda _, args, output, k=k: branches.__setitem__(k, output[0].clone())
             )
     with torch.no_grad():
-        model(torch.tensor([TEXT]))
-    return {"states": states, "branches": branches}
+        logits = model(torch.tensor([TEXT])).logits[0, -1]
+    return Truth(states, branches, logits)
 
 
-MADE: dict[str, tuple[Path, dict[str, dict[int, Tensor]]]] = {}
+MADE: dict[str, tuple[Path, Truth]] = {}
 
 
-def verifier(case: dict[str, Any], space: Path) -> tuple[Path, dict[str, dict[int, Tensor]]]:
+def verifier(case: dict[str, Any], space: Path) -> tuple[Path, Truth]:
     """The verifier of a case; those that are the same are made once."""
     key = json.dumps([case["model_type"], case.get("config")], sort_keys=True)
     if key not in MADE:
@@ -138,13 +148,11 @@ def equal_one(block: Tensor, states: dict[int, Tensor]) -> int | None:
 
 def run_capture(case: dict[str, Any], space: Path, attention: RowAttention) -> dict[str, Any]:
     """One list of ids in a fresh model: some setters add to what an earlier call marked."""
-    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-
     attention.reset()
-    found: dict[str, Any] = {"stage": "making", "error": None, "states": None, "branches": None}
+    found: dict[str, Any] = {"stage": "making", "error": None, "states": None, "branches": None, "alike": None}
     try:
         folder, truth = verifier(case, space)
-        states = truth["states"]
+        states = truth.states
         found["apart"] = min(off(states[j], states[k]) for k in states for j in range(k))
         found["stage"] = "load"
         model = load(folder)
@@ -152,12 +160,13 @@ def run_capture(case: dict[str, Any], space: Path, attention: RowAttention) -> d
         model.set_eagle3_layers_to_capture(case["ids"])
         found["stage"] = "forward"
         wanted = batch()
-        with torch.no_grad(), forward_context(ForwardContext(types.SimpleNamespace(**BACKEND))):
+        with torch.no_grad(), sglang_releases.backend(wanted, types.SimpleNamespace(**BACKEND)):
             out = model(wanted.input_ids, wanted.positions, wanted)
         blocks = out.hidden_states.split(states[0].shape[-1], dim=-1)
         found["states"] = [equal_one(block, states) for block in blocks]
         found["off"] = [min(off(block, state) for state in states.values()) for block in blocks]
-        found["branches"] = [equal_one(block, truth["branches"]) for block in blocks]
+        found["branches"] = [equal_one(block, truth.branches) for block in blocks]
+        found["alike"] = off(out.next_token_logits[0], truth.logits) <= 1e-4
         found["stage"] = "done"
     except Exception as error:
         found["error"] = f"{type(error).__name__}: {error}"
