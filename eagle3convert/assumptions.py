@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from eagle3convert.canonical import DECODER_FIELDS, FEATURES
+from eagle3convert.canonical import DECODER_FIELDS, FEATURES, is_whole
 from eagle3convert.errors import UsageError
 
 
@@ -17,15 +17,15 @@ class Kind(NamedTuple):
     fits: Callable[[Any], bool]
 
 
-def _is_whole(value: Any) -> bool:
-    return type(value) is int and value > 0
+def _is_size(value: Any) -> bool:
+    return is_whole(value) and value > 0
 
 
-WHOLE = Kind("a whole number above 0", _is_whole)
+WHOLE = Kind("a whole number above 0", _is_size)
 NUMBER = Kind("a number above 0", lambda value: type(value) in (int, float) and value > 0)
 WORD = Kind("a word", lambda value: isinstance(value, str) and value != "")
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
-WINDOW = Kind("a whole number above 0, or null", lambda value: value is None or _is_whole(value))
+WINDOW = Kind("a whole number above 0, or null", lambda value: value is None or _is_size(value))
 ORDER = Kind("ascending or as_listed", lambda value: value in ("ascending", "as_listed"))
 
 KINDS: dict[str, Kind] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from eagle3convert.canonical import Origin
+from eagle3convert.canonical import Origin, is_whole
 from eagle3convert.conventions import CONVENTIONS, Convention, Ids, default_states
 from eagle3convert.releases import holds, lowest_serving
 from eagle3convert.schema import Family, FormatSchema
@@ -30,14 +30,18 @@ class AuxRule:
             return default_states(self.default, n) if n is not None else None
         return tuple(sorted(self.convention.decode(ids, n)))
 
+    def lacks_embedding(self, states: Ids) -> bool:
+        """Whether the embedding output is among the states, and never captured."""
+        return 0 in states and not self.embedding
+
+    def lacks_final(self, states: Ids, n: int | None) -> bool:
+        """Whether the state after the last of n layers is among the states, and never captured."""
+        return n is not None and n in states and not self.final
+
     def serves(self, states: Ids, ids: Ids | None, n: int | None) -> bool:
         """Whether these ids make the engine feed just these states."""
         default = default_states(self.default, n) if n is not None else None
-        if (
-            not self.captures
-            or (0 in states and not self.embedding)
-            or (n is not None and n in states and not self.final)
-        ):
+        if not self.captures or self.lacks_embedding(states) or self.lacks_final(states, n):
             return False
         return (states == default or self.serves_custom) and self.reads(ids, n) == states
 
@@ -157,7 +161,7 @@ def read_aux_layers(
         return result(None, Origin.UNKNOWN)
     if raw is None:
         return result(default_states(rule.default, n) if n is not None else None, Origin.DEFAULT)
-    if any(not isinstance(i, int) or isinstance(i, bool) for i in raw):
+    if not all(map(is_whole, raw)):
         return result(None, Origin.UNKNOWN)
     if family is None and schema.aux_layers.known_families and not verifier.family_known:
         readings = possible_readings(schema, raw, n)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 Value = bool | int | float | str | None | list[Any] | dict[str, Any] | tuple[int, ...]
 
@@ -27,6 +27,11 @@ class Origin(StrEnum):
     RECEIPT = "receipt"  # the receipt of the conversion that made this folder says it
     DISPUTED = "disputed"  # stated, and contradicted by the tensors or by the format's history
     UNKNOWN = "unknown"
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether a JSON value is a whole number; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)

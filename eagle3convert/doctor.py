@@ -23,6 +23,7 @@ from eagle3convert.reading import Reading
 from eagle3convert.receipt import read_receipt, remembered
 from eagle3convert.rules import Case, all_rules, lint, skipped
 from eagle3convert.schema import FormatSchema
+from eagle3convert.schema_reader import Fault
 from eagle3convert.served import ServedReading, unreadable
 from eagle3convert.values import scan
 from eagle3convert.vocab import to_targets
@@ -67,8 +68,8 @@ class Examination:
     def _stops(self, finding: Finding) -> bool:
         """Whether the engine does not start because of this; some engines do not start where others go on."""
         reader = self.engine.reader if self.engine is not None else None
-        word = getattr(reader, BY_READER.get(finding.code, ""), None)
-        strict = word == "stops" or (finding.code == BEYOND and word == "stops_beyond")
+        fault = BY_READER.get(finding.code)
+        strict = reader is not None and fault is not None and reader.stops_at(fault, finding.code == BEYOND)
         return strict or finding.code in STOPPING or finding.data.get("outcome") == "stops"
 
     def verdict(self) -> str:
@@ -169,7 +170,7 @@ class Examination:
 
 STOPPING = frozenset({"E104", "E301", "E303", "E207", "E507", "E501"})
 """Errors at which every engine stops at start: shapes that do not fit."""
-BY_READER = {
+BY_READER: dict[str, Fault] = {
     "E101": "missing_tensors", "E102": "unknown_tensors", "E201": "wrong_map", "E202": "wrong_map",
     "E203": "wrong_map", "E204": "wrong_map", "E211": "wrong_map", "E403": "missing_tensors",
 }  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from eagle3convert.canonical import DECODER_FIELDS, FEATURES, NEUTRAL_FIELDS, VERIFIER_FIELDS
+from eagle3convert.canonical import DECODER_FIELDS, FEATURES, NEUTRAL_FIELDS, VERIFIER_FIELDS, is_whole
 from eagle3convert.conventions import ROPE_FIELDS, read_rope, write_rope
 from eagle3convert.nested import ABSENT, get, leaves, put
 from eagle3convert.schema import FormatSchema
@@ -53,7 +53,7 @@ def read_window(block: Mapping[str, Any]) -> tuple[int | None, list[str] | None]
     transformers lists `layer_types`; without the list only `use_sliding_window` true makes a window take effect.
     """
     window, types = block.get("sliding_window"), block.get("layer_types")
-    if not isinstance(window, int) or isinstance(window, bool):
+    if not is_whole(window):
         return None, None
     if isinstance(types, list) and types:
         sliding = [kind == "sliding_attention" for kind in types]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3convert.assumptions import check_assumptions
+from eagle3convert.canonical import is_whole
 from eagle3convert.errors import UsageError
 from eagle3convert.reading import Statements
 from eagle3convert.verifier import VerifierFacts, from_config, from_file
@@ -32,7 +33,7 @@ class Options:
         if self.d2t_encoding not in (None, "offset", "absolute"):
             raise UsageError(f"d2t_encoding {self.d2t_encoding!r}: say offset or absolute.")
         layers = self.aux_layers
-        if layers is not None and not (isinstance(layers, list | tuple) and all(type(k) is int for k in layers)):
+        if layers is not None and not (isinstance(layers, list | tuple) and all(map(is_whole, layers))):
             raise UsageError(f"aux_layers {layers!r}: a list of layers is wanted, like [2, 16, 29].")
         if self.verifier is not None and not str(self.verifier):
             raise UsageError("verifier '': say the verifier's name, or a folder with its config.json.")

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from eagle3convert.aux_layers import AuxReading, read_aux_layers
-from eagle3convert.canonical import DECODER_FIELDS, FEATURES, UNKNOWN, Dims, Fact, Origin
+from eagle3convert.canonical import DECODER_FIELDS, FEATURES, UNKNOWN, Dims, Fact, Origin, is_whole
 from eagle3convert.checkpoint.source import Checkpoint
 from eagle3convert.checkpoint.stored import StoredTensor
 from eagle3convert.fields import ConfigReading, ConfigSpelling
@@ -283,7 +283,7 @@ class Reading:
 
 
 def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if is_whole(value) else None
 
 
 def _is_text(value: Any) -> bool:

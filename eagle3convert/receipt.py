@@ -139,7 +139,7 @@ def read_receipt(checkpoint: Checkpoint) -> dict[str, Any] | None:
     receipt = find_receipt(checkpoint.path)
     if receipt is None:
         return None
-    return receipt if receipt.get("written") == fingerprint_of(checkpoint) else None
+    return receipt if receipt["written"] == fingerprint_of(checkpoint) else None
 
 
 def restoration_for(receipt: Mapping[str, Any] | None, source: str, destination: str) -> Restoration | None:

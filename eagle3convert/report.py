@@ -125,8 +125,8 @@ def print_result(result: Result, verbose: bool) -> None:
             f"written as {list(destination.aux_ids)}" if destination.aux_ids is not None else "the format's default"
         )
         click.echo(f"aux layers: hidden_states {list(destination.states)}, {written}")
-    if plan.embedding_not_compared:
-        click.echo(f"embed_tokens: {destination.schema.embed_reason} Not compared: {plan.embedding_not_compared}.")
+    if unread := plan.embedding_not_compared:
+        click.echo(f"embed_tokens: {destination.schema.embed_reason} Not compared: {unread}.")
     if destination.schema.role == "engine":
         click.echo(f"served by {destination.schema.product} >= {destination.lowest_release}:")
         click.echo(f"  {plan.launch_command(str(result.path))}")

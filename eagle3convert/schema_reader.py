@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Fault = Literal["unknown_tensors", "missing_tensors", "wrong_map"]  # fields of a reader
 Release = Annotated[str, Field(pattern=r"^\d+(\.\d+)*(\.post\d+)?$")]
 
 
@@ -55,3 +56,8 @@ class Reader(Part):
     needs: tuple[FieldNeed, ...] = ()
     also_reads: tuple[AlsoReads, ...] = ()
     evidence: tuple[str, ...] = ()
+
+    def stops_at(self, fault: Fault, beyond: bool = False) -> bool:
+        """Whether it does not start with this fault; `beyond`: the wrong map leads beyond the vocabulary."""
+        word = getattr(self, fault)
+        return bool(word == "stops" or (beyond and word == "stops_beyond"))

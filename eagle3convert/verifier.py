@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from eagle3convert.canonical import is_whole
 from eagle3convert.errors import CheckpointError, UsageError
 
 NUMBERS = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings")
@@ -54,7 +55,7 @@ def from_config(config: Mapping[str, Any], name: str | None = None) -> VerifierF
 
     def number(key: str) -> int | None:
         value = text.get(key, config.get(key))
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        return value if is_whole(value) else None
 
     types = tuple(dict.fromkeys(str(c["model_type"]) for c in (config, text) if c.get("model_type")))
     architectures = config.get("architectures")

@@ -24,9 +24,6 @@ class VerifierWeights:
     config: Mapping[str, Any] = field(default_factory=dict)
     error: CheckpointError | None = None  # why the weights that the folder holds could not be read
 
-    def __bool__(self) -> bool:
-        return bool(self.tensors)
-
     def why_not(self, name: str, mine: StoredTensor) -> str:
         """Why the drafter's tensor `mine` cannot be compared with the verifier's tensor `name`, or nothing.
 

@@ -24,6 +24,7 @@ from eagle3convert.hub.front_matter import (
 )
 from eagle3convert.hub.names import HubOrigin
 from eagle3convert.inspection import inspect_drafter
+from eagle3convert.schema import FormatSchema
 
 BEGIN: Final = "<!-- eagle3convert: what follows is written anew at every push, up to the next mark -->"
 END: Final = "<!-- eagle3convert: end -->"
@@ -57,18 +58,22 @@ class Subject:
     def product(self, which: str) -> str:
         """The program of the source's or the destination's format; of a user's own format, its name."""
         name: str = self.receipt[which]["format"]
-        try:
-            return load_format(name).product
-        except FormatError:
-            return name
+        schema = _known(name)
+        return schema.product if schema is not None else name
 
     @property
     def launch_note(self) -> str:
         """What must be there before the launch command can be given."""
-        try:
-            return load_format(self.destination).launch_note
-        except FormatError:
-            return ""
+        schema = _known(self.destination)
+        return schema.launch_note if schema is not None else ""
+
+
+def _known(name: str) -> FormatSchema | None:
+    """The format of that name; None for a format of the user's own, whose file is not at hand here."""
+    try:
+        return load_format(name)
+    except FormatError:
+        return None
 
 
 def make_card(subject: Subject, source_card: str | None, there: str | None) -> str:

@@ -15,7 +15,7 @@ from eagle3convert.errors import CheckpointError, Eagle3ConvertError, UsageError
 from eagle3convert.hub.names import HubOrigin
 from eagle3convert.options import Options
 from eagle3convert.planning import DTYPES
-from eagle3convert.receipt import find_receipt, read_receipt
+from eagle3convert.receipt import find_receipt, fingerprint_of
 
 DEPTH: Final = 3
 """How many folders deep a run's checkpoints are looked for: run/checkpoints/epoch_3 and a level to spare."""
@@ -101,7 +101,7 @@ def _outcomes(
 def _one(name: str, source: Path, out: Path, formats: tuple[str, str], options: Mapping[str, Any]) -> Outcome:
     try:
         receipt = find_receipt(out)
-        if receipt is not None and is_intact(out) and _is_current(receipt, source, formats, options):
+        if receipt is not None and _is_intact(out, receipt) and _is_current(receipt, source, formats, options):
             return Outcome(name, "unchanged", source, out)
         convert(source, out, *formats, force=receipt is not None, **options)
     except Eagle3ConvertError as error:
@@ -144,10 +144,10 @@ def _same_way(receipt: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
     )
 
 
-def is_intact(out: Path) -> bool:
+def _is_intact(out: Path, receipt: Mapping[str, Any]) -> bool:
     """Whether a converted folder is still as its receipt says."""
     try:
         with open_checkpoint(out) as checkpoint:
-            return read_receipt(checkpoint) is not None
+            return bool(receipt["written"] == fingerprint_of(checkpoint))
     except CheckpointError:
         return False

@@ -36,13 +36,12 @@ class E305_AuxLayersUnreachable(Rule):
         if dest.aux_release is not None and not holds(dest.version, dest.aux_release):
             remedy = f"{product} >= {dest.aux_release} serves them."
         reasons = []
-        uncaptured = (n is not None and n in states and not rule.final) or (0 in states and not rule.embedding)
-        if n is not None and n in states and not rule.final:
+        if rule.lacks_final(states, n):
             reasons.append(
                 f"hidden_states {n} is the final state of the verifier's {n} layers, and {release} does not capture it"
                 + (f" ({schema.aux_layers.final_reason.rstrip('.')})" if schema.aux_layers.final_reason else "")
             )
-        if 0 in states and not rule.embedding:
+        if rule.lacks_embedding(states):
             why = schema.aux_layers.embedding_reason.rstrip(".")
             reasons.append(
                 f"hidden_states 0 is the embedding output, and {release} does not capture it"
@@ -70,7 +69,8 @@ class E305_AuxLayersUnreachable(Rule):
             reasons.append(f"its numbering ({rule.convention.says}) has no way to say this list{none}")
         yield self.finding(
             FIELD, f"{listed} cannot be served by {release}: {'; '.join(reasons)}.", remedy, states=list(states),
-            outcome="stops" if uncaptured else "wrong",  # a state less than fc takes
+            # A state that is never captured is one less than fc takes.
+            outcome="stops" if rule.lacks_final(states, n) or rule.lacks_embedding(states) else "wrong",
         )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from eagle3convert.canonical import Origin
+from eagle3convert.canonical import Origin, is_whole
 from eagle3convert.conventions import default_states
 from eagle3convert.findings import Confidence, Finding, Severity
 from eagle3convert.nested import get
@@ -119,7 +119,7 @@ class E303_AuxLayersInvalid(Rule):
 
 
 def _is_ids(raw: object) -> bool:
-    return isinstance(raw, list) and bool(raw) and all(isinstance(i, int) and not isinstance(i, bool) for i in raw)
+    return isinstance(raw, list) and bool(raw) and all(map(is_whole, raw))
 
 
 class N304_AuxLayersUnsorted(Rule):

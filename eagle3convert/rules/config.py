@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from eagle3convert.canonical import Origin
+from eagle3convert.canonical import Origin, is_whole
 from eagle3convert.findings import Finding, Severity
 from eagle3convert.nested import ABSENT, get
 from eagle3convert.rules.base import Case, Rule, destination_of
@@ -32,7 +32,7 @@ class E501_FieldMissing(Rule):
                     place, f"{place} is not in config.json and nothing else tells it.",
                     f"Add it, or say --assume {name}=N.",
                 )  # fmt: skip
-            elif value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            elif value is not None and not (is_whole(value) and value > 0):
                 yield self.finding(place, f"{place} is {value!r}; a whole number above 0 is wanted.", "Correct it.")
             elif isinstance(value, int) and value > LARGEST_VOCABULARY:
                 yield self.finding(place, f"{place} is {value}; no drafter is so large.", "Correct it.")

@@ -17,7 +17,6 @@ from eagle3convert.drafter import Drafter
 from eagle3convert.findings import Finding
 from eagle3convert.rules.aux_layers import FIELD, place
 from eagle3convert.rules.base import Case, ExaminedRule, ServedRule, destination_of, served_of
-from eagle3convert.schema_reader import Reader
 from eagle3convert.vocab import to_targets
 
 STOPS, WRONG = "stops", "wrong"
@@ -54,8 +53,8 @@ class E108_DroppedTensor(ServedRule):
         stopping = [
             name
             for name in unknown
-            if reader.unknown_tensors == STOPS
-            and not name.endswith(reader.drops_suffixes or ("\0",))
+            if reader.stops_at("unknown_tensors")
+            and not name.endswith(reader.drops_suffixes)
             and spelling.canonical(name) not in reader.drops
         ]
         dropped = [name for name in unknown if name not in stopping]
@@ -92,7 +91,7 @@ class E109_UnfilledParameter(ServedRule):
                 missing.append(served.spelling.written(name))
         if "d2t" not in served.names.names and not case.drafter.full_vocabulary and case.drafter.targets is not None:
             missing.append("d2t")  # without one, draft ids are taken for target ids
-        stops = served.reader.missing_tensors == STOPS
+        stops = served.reader.stops_at("missing_tensors")
         what = "it stops there" if stops else "it stays unfilled, without a word"
         for name in fold_layers(missing):
             yield self.finding(
@@ -101,11 +100,6 @@ class E109_UnfilledParameter(ServedRule):
                 CONVERT,
                 outcome=STOPS if stops else WRONG,
             )
-
-
-def _stops_at(reader: Reader, beyond: bool) -> bool:
-    """Whether an engine stops at a wrong vocab map, which may lead beyond the vocabulary."""
-    return reader.wrong_map == STOPS or (beyond and reader.wrong_map == "stops_beyond")
 
 
 class E212_ServedMap(ExaminedRule):
@@ -129,7 +123,7 @@ class E212_ServedMap(ExaminedRule):
         beyond = ", some beyond the vocabulary" if size is not None and any(not 0 <= t < size for t in read) else ""
         name, meant = case.reading.found("d2t"), (vocab.targets or ())[i]
         reader = destination_of(case).schema.reader
-        stops = reader is not None and _stops_at(reader, bool(beyond))
+        stops = reader is not None and reader.stops_at("wrong_map", bool(beyond))
         yield self.finding(
             name,
             f"{name} holds {vocab.encoding} ids, and {engine_of(case)} reads {encoding}s: draft id {i} means target id "

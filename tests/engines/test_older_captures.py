@@ -17,6 +17,7 @@ from eagle3convert.conventions import Ids
 from eagle3convert.formats import load_format
 from eagle3convert.releases import holds
 from tests.engines.captures import LAYERS, LISTS, NO_VERIFIERS, RUN, Engine, by_hand, capture, tell
+from tests.engines.engines import OLDER
 
 pytestmark = pytest.mark.engine
 
@@ -65,7 +66,11 @@ def refused_for_the_family(release: str, model_type: str, states: Ids) -> bool:
     """
     family = next(f for f in SCHEMA.aux_layers.families if RUN[model_type][0] in f.architectures)
     rule = rule_at(SCHEMA, family, release)
-    return not rule.captures or (0 in states and not rule.embedding) or (LAYERS in states and not rule.final)
+    return not rule.captures or rule.lacks_embedding(states) or rule.lacks_final(states, LAYERS)
+
+
+def test_every_older_release_is_compared() -> None:
+    assert tuple(COMPARED) == OLDER
 
 
 @pytest.mark.parametrize("release", COMPARED)
