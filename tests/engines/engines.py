@@ -20,6 +20,8 @@ HOSTS = HERE / "hosts"
 ENVIRONMENTS = Path(os.environ.get("EAGLE3CONVERT_ENGINES") or ROOT / ".engines")
 SGLANG = "0.5.23"
 SPECULATORS = "0.9.0"
+OLDER = tuple(line.split()[0] for line in (HERE / "sglang-releases.txt").read_text().splitlines() if line[0] != "#")
+"""The older SGLang releases that `install.sh` makes environments of, oldest first."""
 
 
 def python_of(engine: str) -> Path:

@@ -14,6 +14,7 @@ import eagle3convert
 
 from ..drafters import make_drafter, read_config
 from .converted import FIXTURES
+from .drafter_edits import read_folder, write_folder
 from .reference import trained_logits
 
 
@@ -36,13 +37,10 @@ def with_oracle(folder: Path, source_format: str, like: Path) -> Made:
 
 
 def fc_bias(place: Path) -> Made:
-    source, folder = FIXTURES / "llama1", place / "with-fc-bias"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(read_config(source)), encoding="utf-8")
-    tensors = load_file(source / "model.safetensors")
+    source = FIXTURES / "llama1"
+    config, tensors = read_folder(source)
     tensors["fc.bias"] = torch.randn(32, generator=torch.Generator().manual_seed(5))
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    return with_oracle(folder, "speculators", source)
+    return with_oracle(write_folder(place / "with-fc-bias", config, tensors), "speculators", source)
 
 
 def no_final_norm(place: Path) -> Made:
@@ -57,14 +55,12 @@ def no_final_norm(place: Path) -> Made:
 
 def permuted_vocabulary(place: Path) -> Made:
     """All of the verifier's tokens in reverse order, with a d2t that says so."""
-    source, folder = FIXTURES / "llama1_fullvocab", place / "reversed"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(read_config(source)), encoding="utf-8")
-    tensors = load_file(source / "model.safetensors")
+    source = FIXTURES / "llama1_fullvocab"
+    config, tensors = read_folder(source)
     size = len(tensors["lm_head.weight"])
-    tensors["lm_head.weight"] = tensors["lm_head.weight"].flip(0).contiguous()
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].flip(0)
     tensors["d2t"], tensors["t2d"] = size - 1 - 2 * torch.arange(size), torch.ones(size, dtype=torch.bool)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    folder = write_folder(place / "reversed", config, tensors)
     oracle = load_file(source / "oracle.safetensors")
     path = place / "reversed.oracle.safetensors"
     save_file({k: x.flip(-1).contiguous() if k.startswith("logits") else x for k, x in oracle.items()}, path)

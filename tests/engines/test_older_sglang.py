@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,14 +25,12 @@ from eagle3convert import Refused
 
 from ..drafters import read_receipt, write_verifier
 from ..test_real_speculators import FIXTURES, OUTCOMES, SERVED
-from .converted import ROWS
-from .engines import run_host
+from .converted import ROWS, Job, run_drafters
+from .engines import OLDER
 from .matrix import record
 
 pytestmark = pytest.mark.engine
 
-RELEASES = ("0.4.9", "0.5.9", "0.5.10", "0.5.11", "0.5.12", "0.5.16", "0.5.17")
-"""Both sides of every change of the draft class; 0.5.9 is the last that reads rope_theta alone."""
 STEPS = ("logits.0", "logits.1", "logits.2")
 WINDOWS = {"llama1_swa4": 3}  # the size does not count the query
 NOT_RUN = {"llama2": ["model.layers.1.input_layernorm.weight"]}
@@ -55,7 +53,7 @@ class Drafter:
 class Found:
     """What a release made of a drafter."""
 
-    loaded: dict[str, Any]
+    loaded: Mapping[str, Any]
     drafter: Drafter
     logits: dict[str, Any] = field(default_factory=dict)
 
@@ -164,21 +162,14 @@ class Engines:
 @pytest.fixture(scope="module")
 def engines(drafters: dict[str, Drafter], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     def run(release: str, space: Path) -> dict[str, Found]:
-        cases = [
-            {"name": name, "folder": str(drafter.folder), "states": str(drafter.states), "window": drafter.window,
-             "logits": str(space / f"{name}.safetensors")}
-            for name, drafter in drafters.items()
-        ]  # fmt: skip
-        results = run_host(f"sglang-{release}", "sglang_drafters.py", {"cases": cases}, space / "results.json")
-        assert results["release"] == release
-        found = {name: Found(loaded, drafters[name]) for name, loaded in results["cases"].items()}
-        for name, one in found.items():
-            if one.loaded["stage"] == "done":
-                one.logits = load_file(space / f"{name}.safetensors")
-        return found
+        jobs = {name: Job(drafter.folder, drafter.states, drafter.window) for name, drafter in drafters.items()}
+        return {
+            name: Found(ran.found, drafters[name], load_file(ran.logits) if ran.found["stage"] == "done" else {})
+            for name, ran in run_drafters(space, jobs, release).items()
+        }
 
     with ThreadPoolExecutor(max_workers=2) as pool:
-        yield Engines({r: pool.submit(run, r, tmp_path_factory.mktemp(f"sglang-{r}")) for r in RELEASES})
+        yield Engines({r: pool.submit(run, r, tmp_path_factory.mktemp(f"sglang-{r}")) for r in OLDER})
 
 
 def reached(release: str, lowest: str) -> bool:
@@ -186,7 +177,7 @@ def reached(release: str, lowest: str) -> bool:
 
 
 @pytest.mark.parametrize("name", SERVED)
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", OLDER)
 def test_a_release_serves_a_drafter_just_from_its_lowest_release_on(
     engines: Engines, drafters: dict[str, Drafter], verifier: Path, tmp_path: Path, release: str, name: str
 ) -> None:
@@ -227,7 +218,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize(
-    ("release", "name"), [(r, name) for name in FAILURES for r in RELEASES if not reached(r, OUTCOMES[name].lowest)]
+    ("release", "name"), [(r, name) for name in FAILURES for r in OLDER if not reached(r, OUTCOMES[name].lowest)]
 )
 def test_only_some_of_what_a_release_lacks_stops_it(engines: Engines, release: str, name: str) -> None:
     loaded, (stage, what) = engines(release, name).loaded, FAILURES[name]
@@ -240,7 +231,7 @@ def test_only_some_of_what_a_release_lacks_stops_it(engines: Engines, release: s
         assert what in loaded["error"]
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", OLDER)
 def test_a_layer_named_layers_0_is_lost_without_a_word_up_to_0_5_11(
     engines: Engines, drafters: dict[str, Drafter], verifier: Path, release: str
 ) -> None:
@@ -266,7 +257,7 @@ def test_a_layer_named_layers_0_is_lost_without_a_word_up_to_0_5_11(
     return record("named layers.0", "sglang", release, "wrong", "the whole layer is dropped without a word")
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", OLDER)
 def test_absolute_ids_in_d2t_turn_into_other_tokens(
     engines: Engines, drafters: dict[str, Drafter], verifier: Path, release: str
 ) -> None:
@@ -280,14 +271,14 @@ def test_absolute_ids_in_d2t_turn_into_other_tokens(
     record("absolute d2t", "sglang", release, "wrong", "hot_token_id holds d2t[i] + i")
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", OLDER)
 def test_both_spellings_of_the_rope_are_needed(engines: Engines, release: str) -> None:
     assert engines(release, "rope_theta alone").served
     assert engines(release, "rope_parameters alone").served == reached(release, "0.5.10")
     assert engines(release, "rope_parameters alone").all_there
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", OLDER)
 def test_a_drafter_may_use_the_verifiers_head_from_0_5_2_on(engines: Engines, release: str) -> None:
     loaded = engines(release, "the verifier's head").loaded
     if reached(release, "0.5.2"):
@@ -300,7 +291,7 @@ def test_a_drafter_may_use_the_verifiers_head_from_0_5_2_on(engines: Engines, re
         record("shared_lm_head", "sglang", release, "refused", "TypeError at construction")
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", OLDER)
 def test_0_4_9_drafts_with_the_padding_of_a_head_as_well(engines: Engines, release: str) -> None:
     """0.4.9-0.5.4 cut a padded head's logits to the verifier's vocabulary, 0.5.5 and later to the draft's.
 

@@ -130,6 +130,13 @@ def judge(
         Path(job["results"]).write_text(json.dumps(told), encoding="utf-8")
 
 
+def serve(find: Callable[[dict[str, typing.Any], RowAttention], dict[str, typing.Any]]) -> None:
+    """The whole of a host with one rank: read the job from standard input, judge it and leave."""
+    job = json.load(sys.stdin)
+    judge(job, lambda attention: find(job, attention))
+    leave()
+
+
 def leave() -> None:
     """End the process, whose threads of gloo would keep it."""
     sys.stdout.flush()

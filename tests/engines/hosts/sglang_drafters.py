@@ -9,7 +9,6 @@ stage it came.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import types
@@ -133,20 +132,17 @@ def run(case: dict[str, Any], attention: RowAttention) -> dict[str, Any]:
             model = model_class(config)(config)
         found["class"] = type(model).__name__
         load(model, tensors_of(folder), found)
-        if "states" in case:
-            logits = draft(model, load_file(case["states"]), found, attention)
-            save_file(logits, case["logits"])
+        logits = draft(model, load_file(case["states"]), found, attention)
+        save_file(logits, case["logits"])
         found["stage"] = "done"
     except Exception as error:
         found["error"] = f"{type(error).__name__}: {error}"
     return found
 
 
-def main() -> None:
-    job = json.load(sys.stdin)
-    sglang_cpu.judge(job, lambda attention: {"cases": {case["name"]: run(case, attention) for case in job["cases"]}})
+def find(job: dict[str, Any], attention: RowAttention) -> dict[str, Any]:
+    return {"cases": {case["name"]: run(case, attention) for case in job["cases"]}}
 
 
 if __name__ == "__main__":
-    main()
-    sglang_cpu.leave()
+    sglang_cpu.serve(find)

@@ -48,20 +48,20 @@ def give_back_what_is_gone() -> None:
         transformers.AutoImageProcessor = MagicMock(name="AutoImageProcessor")
 
 
-def arguments() -> typing.Any:
+def arguments(ranks: int = 1) -> typing.Any:
     """A server on the CPU, with SGLang's own defaults."""
     from sglang.srt.server_args import ServerArgs
 
-    return ServerArgs(model_path="none", device="cpu", attention_backend="torch_native")
+    return ServerArgs(model_path="none", device="cpu", attention_backend="torch_native", tp_size=ranks)
 
 
-def process_groups() -> None:
-    """torch.distributed and SGLang's groups of one rank: the same two calls in every release."""
+def process_groups(rank: int = 0, ranks: int = 1, meeting: str = "") -> None:
+    """torch.distributed and SGLang's groups of ranks, who meet at a file: the same two calls in every release."""
     from sglang.srt.distributed import parallel_state
 
-    meeting = tempfile.mktemp(prefix="sglang-")
+    place = f"file://{meeting or tempfile.mktemp(prefix='sglang-')}"
     parallel_state.init_distributed_environment(
-        world_size=1, rank=0, local_rank=0, backend="gloo", distributed_init_method=f"file://{meeting}"
+        world_size=ranks, rank=rank, local_rank=rank, backend="gloo", distributed_init_method=place
     )
     parallel_state.initialize_model_parallel()
 
@@ -114,13 +114,13 @@ def by_context() -> None:
     by_server_arguments()
 
 
-def by_rank() -> None:
+def by_rank(rank: int = 0, ranks: int = 1, meeting: str = "") -> None:
     """0.5.21: which says also what rank the process is."""
     from sglang.srt.runtime_context import SpawnRanks, publish, reset_context
 
     reset_context()
-    publish(arguments(), role="test", ranks=SpawnRanks(world_rank=0))
-    process_groups()
+    publish(arguments(ranks), role="test", ranks=SpawnRanks(world_rank=rank))
+    process_groups(rank, ranks, meeting)
 
 
 WAYS: tuple[tuple[str, Callable[[], None]], ...] = (

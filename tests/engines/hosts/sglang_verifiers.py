@@ -173,21 +173,15 @@ def run_capture(case: dict[str, Any], space: Path, attention: RowAttention) -> d
     return found
 
 
-def main() -> None:
-    job = json.load(sys.stdin)
-
-    def find(attention: RowAttention) -> dict[str, Any]:
-        stand_in_kernels()
-        with tempfile.TemporaryDirectory() as space:
-            return {
-                "captures": {c["name"]: run_capture(c, Path(space), attention) for c in job.get("captures", [])},
-                "classes": classes_with_setter() if job.get("classes") else None,
-                "setters": {c["name"]: run_setter(c) for c in job.get("setters", [])},
-            }
-
-    sglang_cpu.judge(job, find)
+def find(job: dict[str, Any], attention: RowAttention) -> dict[str, Any]:
+    stand_in_kernels()
+    with tempfile.TemporaryDirectory() as space:
+        return {
+            "captures": {c["name"]: run_capture(c, Path(space), attention) for c in job.get("captures", [])},
+            "classes": classes_with_setter() if job.get("classes") else None,
+            "setters": {c["name"]: run_setter(c) for c in job.get("setters", [])},
+        }
 
 
 if __name__ == "__main__":
-    main()
-    sglang_cpu.leave()
+    sglang_cpu.serve(find)

@@ -21,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import sglang_cpu
+import sglang_releases
 
 import torch
 from attention import RowAttention
@@ -29,21 +30,6 @@ from torch import Tensor
 
 STEPS = 3
 RANK, MEETING = "EAGLE3CONVERT_TEST_RANK", "EAGLE3CONVERT_TEST_MEETING"
-
-
-def bring_up(rank: int, ranks: int, meeting: str) -> None:
-    """One of `ranks` ranks on the CPU."""
-    from sglang.srt.distributed import parallel_state
-    from sglang.srt.runtime_context import SpawnRanks, publish, reset_context
-    from sglang.srt.server_args import ServerArgs
-
-    reset_context()
-    arguments = ServerArgs(model_path="none", device="cpu", attention_backend="torch_native", tp_size=ranks)
-    publish(arguments, role="test", ranks=SpawnRanks(world_rank=rank))
-    parallel_state.init_distributed_environment(
-        world_size=ranks, rank=rank, local_rank=rank, backend="gloo", distributed_init_method=f"file://{meeting}"
-    )
-    parallel_state.initialize_model_parallel()
 
 
 def load(folder: Path) -> Any:
@@ -147,7 +133,7 @@ def main() -> None:
     sglang_cpu.judge(
         job,
         lambda attention: {"cases": {case["name"]: run(case, rank, attention) for case in job["cases"]}},
-        lambda: bring_up(rank, job["ranks"], meeting),
+        lambda: sglang_releases.by_rank(rank, job["ranks"], meeting),
         tells=rank == 0,
     )
     for process in others:
